@@ -1,0 +1,303 @@
+//! The seam between networks and arithmetic. A backend owns its memory (associated types, never slices, so that device
+//! memory fits) and offers about a dozen operations; one conformance suite runs over every implementation.
+//!
+//! Shapes: an activation [`Backend::Buffer`] is row-major `[rows, cols]` of float32, allocated once at its largest; an
+//! operation is told how many leading rows are live. What only our own code can get wrong (shapes, indices) is asserted;
+//! what the world can get wrong (memory, weights) is an [`Error`].
+
+use crate::WeightType;
+use std::ops::Range;
+
+/// What a backend cannot do.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The bytes of a weight do not match its shape and type.
+    #[error("a {weight_type:?} matrix of {rows} x {cols} needs {expected} bytes, but {actual} were given")]
+    WeightSize {
+        /// Type of the matrix.
+        weight_type: WeightType,
+        /// Output rows.
+        rows: usize,
+        /// Input columns.
+        cols: usize,
+        /// Bytes the shape asks for.
+        expected: usize,
+        /// Bytes that were given.
+        actual: usize,
+    },
+    /// A row is not a whole number of blocks.
+    #[error("{weight_type:?} stores blocks of {block} elements, and a row of {cols} is not a whole number of them")]
+    PartialBlock {
+        /// Type of the matrix.
+        weight_type: WeightType,
+        /// Elements per block.
+        block: usize,
+        /// Input columns.
+        cols: usize,
+    },
+    /// The machine has not enough memory.
+    #[error("cannot allocate {bytes} bytes for {what}")]
+    OutOfMemory {
+        /// What the memory was for.
+        what: &'static str,
+        /// Size of the request.
+        bytes: usize,
+    },
+    /// A setting of the backend that this machine cannot honour.
+    #[error("{0}")]
+    Unsupported(String),
+}
+
+/// Rows of a weight matrix as the file stores them; several stacked parts make one matrix (q, k and v; gate and up), so
+/// that one operation reads its input once. Parts may differ in type.
+#[derive(Debug, Clone, Copy)]
+pub struct MatrixData<'a> {
+    /// Storage type.
+    pub weight_type: WeightType,
+    /// Output rows N.
+    pub rows: usize,
+    /// Input columns K; the same for all parts of one matrix.
+    pub cols: usize,
+    /// Row-major blocks, `rows * weight_type.row_bytes(cols)` bytes.
+    pub bytes: &'a [u8],
+}
+
+/// Which pairs of a head RoPE turns together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopeKind {
+    /// Elements (2i, 2i+1): GGUF's llama and mistral files, whose q and k rows are permuted for it.
+    AdjacentPairs,
+    /// Elements (i, i + rotary_dim/2): qwen2, qwen3 and the NeoX family.
+    HalfSplit,
+}
+
+/// Rotary position embedding of one model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    /// Which pairs turn together.
+    pub kind: RopeKind,
+    /// Leading elements of each head that turn; the rest pass unchanged.
+    pub rotary_dim: usize,
+    /// Radians per position of each of the `rotary_dim / 2` pairs, all scaling included.
+    pub inv_freq: Vec<f64>,
+    /// Factor on cos and sin (YaRN's attention factor); 1 otherwise.
+    pub magnitude: f32,
+}
+
+/// Head counts and size of one attention layer. A fused qkv row is `[q heads | k heads | v heads]`, each `head_dim` wide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadLayout {
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key/value heads; divides `num_heads`.
+    pub num_kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+}
+
+impl HeadLayout {
+    /// Width of the query part of a row.
+    pub fn q_width(self) -> usize {
+        self.num_heads * self.head_dim
+    }
+    /// Width of the key (or value) part of a row.
+    pub fn kv_width(self) -> usize {
+        self.num_kv_heads * self.head_dim
+    }
+    /// Width of a fused qkv row.
+    pub fn qkv_width(self) -> usize {
+        self.q_width() + 2 * self.kv_width()
+    }
+}
+
+/// Storage type of keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KvDtype {
+    /// float16, the default of `Cpu`.
+    #[default]
+    F16,
+    /// float32: exact, for the reference.
+    F32,
+}
+
+/// Size of a paged KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvLayout {
+    /// Layers that store keys.
+    pub num_layers: usize,
+    /// Blocks of [`crate::BLOCK_SIZE`] keys, shared by all sequences; a block id addresses the same block in every layer.
+    pub num_blocks: usize,
+    /// Key/value heads.
+    pub num_kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Storage type; a backend may hold more precision than asked, never less.
+    pub dtype: KvDtype,
+}
+
+/// The rows that one sequence has in a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SequenceSpan {
+    /// Its rows of the step's buffers; consecutive positions, ending at `context_len - 1`.
+    pub rows: Range<usize>,
+    /// Keys that its last row sees, itself included.
+    pub context_len: usize,
+    /// Its part of [`StepTables::block_tables`]; entry j holds positions `j * BLOCK_SIZE ..`.
+    pub blocks: Range<usize>,
+}
+
+/// One step in tables: everything an operation must know about who is in the batch.
+#[derive(Debug, Clone, Default)]
+pub struct StepTables {
+    /// Position of each row in its sequence.
+    pub positions: Vec<u32>,
+    /// Where each row's key and value go: `block_id * BLOCK_SIZE + position % BLOCK_SIZE`.
+    pub slots: Vec<u32>,
+    /// The sequences, in row order.
+    pub spans: Vec<SequenceSpan>,
+    /// Block ids of all sequences, one after the other.
+    pub block_tables: Vec<u32>,
+}
+
+impl StepTables {
+    /// Rows of this step.
+    pub fn num_rows(&self) -> usize {
+        self.positions.len()
+    }
+    /// Empties the tables and keeps their memory.
+    pub fn clear(&mut self) {
+        self.positions.clear();
+        self.slots.clear();
+        self.spans.clear();
+        self.block_tables.clear();
+    }
+}
+
+/// How attention is computed. The answer does not depend on it, up to rounding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AttentionScheme {
+    /// Scores never in memory: per split of the keys a state (m, l, o), merged in index order.
+    #[default]
+    SplitKv,
+    /// All scores of a row materialised, three-pass softmax, then the weighted sum: the baseline.
+    Naive,
+}
+
+/// What attention is told beside its operands.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionParams {
+    /// Which layer of the cache.
+    pub layer: usize,
+    /// Heads of the layer.
+    pub heads: HeadLayout,
+    /// Factor on q.k, normally `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// Which implementation.
+    pub scheme: AttentionScheme,
+}
+
+/// What a backend says about itself; ends in `taper doctor`, benchmark rows and `system_fingerprint`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BackendInfo {
+    /// `reference` or `cpu`.
+    pub name: &'static str,
+    /// Instruction set in use: `portable`, `avx2`, `avx512`.
+    pub isa: &'static str,
+    /// Worker threads, the caller included.
+    pub threads: usize,
+    /// How activations are rounded and in what order sums run; equal classes give equal bits.
+    pub numerics_class: &'static str,
+}
+
+/// The operations that a network needs. `rows` is the number of live leading rows of every activation operand.
+pub trait Backend: Send + Sync + 'static {
+    /// Activations, `[rows, cols]` float32.
+    type Buffer: Send;
+    /// A weight matrix, prepared for this backend.
+    type Matrix: Send + Sync;
+    /// A float32 vector of weights (norm weights, biases).
+    type Vector: Send + Sync;
+    /// The paged KV cache of all layers.
+    type KvCache: Send;
+
+    /// What this backend is.
+    fn info(&self) -> BackendInfo;
+
+    /// Allocates zeroed activations.
+    fn buffer(&self, rows: usize, cols: usize) -> Result<Self::Buffer, Error>;
+    /// Prepares a matrix of stacked parts (at least one, all with the same `cols`). Quantized blocks stay quantized.
+    fn matrix(&self, parts: &[MatrixData<'_>]) -> Result<Self::Matrix, Error>;
+    /// Bytes that one full read of the matrix moves.
+    fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize;
+    /// Prepares a vector.
+    fn vector(&self, values: &[f32]) -> Result<Self::Vector, Error>;
+    /// Allocates a zeroed cache.
+    fn kv_cache(&self, layout: KvLayout) -> Result<Self::KvCache, Error>;
+    /// Bytes that one block of one layer takes, keys and values together.
+    fn kv_block_bytes(&self, layout: KvLayout) -> usize;
+    /// Copies `rows` of a buffer to the host; `out` is `[rows.len(), cols]`.
+    fn read_rows(&self, buffer: &Self::Buffer, rows: Range<usize>, out: &mut [f32]);
+
+    /// `out[r] = table[tokens[r]]`, decoded to float32. Token ids are below the table's rows.
+    fn embed(&self, table: &Self::Matrix, tokens: &[u32], out: &mut Self::Buffer);
+    /// `out = x * weight / sqrt(mean(x^2) + eps)`, per row.
+    fn rms_norm(&self, rows: usize, x: &Self::Buffer, weight: &Self::Vector, eps: f32, out: &mut Self::Buffer);
+    /// `residual += delta`, then `out = rms_norm(residual)`.
+    fn add_rms_norm(
+        &self,
+        rows: usize,
+        residual: &mut Self::Buffer,
+        delta: &Self::Buffer,
+        weight: &Self::Vector,
+        eps: f32,
+        out: &mut Self::Buffer,
+    );
+    /// `out = x * matrix^T (+ bias)`; `x` is `[rows, K]`, `out` `[rows, N]`, N the sum over the parts.
+    fn linear(
+        &self,
+        rows: usize,
+        x: &Self::Buffer,
+        matrix: &Self::Matrix,
+        bias: Option<&Self::Vector>,
+        out: &mut Self::Buffer,
+    );
+    /// Qwen3's norm of every query and key head over `head_dim`, in place in a fused qkv buffer.
+    fn qk_norm(
+        &self,
+        rows: usize,
+        qkv: &mut Self::Buffer,
+        heads: HeadLayout,
+        q_weight: &Self::Vector,
+        k_weight: &Self::Vector,
+        eps: f32,
+    );
+    /// `out` row r = `[cos of the rotary_dim/2 pairs | sin of the same]` at `positions[r]`, computed in float64, rounded once,
+    /// times `magnitude`. Once per step, shared by all layers; `out` is `[rows, rotary_dim]`.
+    fn rope_angles(&self, rope: &Rope, positions: &[u32], out: &mut Self::Buffer);
+    /// Turns q and k of a fused qkv buffer in place and stores k and v of each row at `step.slots`.
+    fn rope_kv_store(
+        &self,
+        step: &StepTables,
+        rope: &Rope,
+        angles: &Self::Buffer,
+        params: AttentionParams,
+        qkv: &mut Self::Buffer,
+        cache: &mut Self::KvCache,
+    );
+    /// Causal attention of every row over its sequence's keys; reads q from the fused qkv buffer, `out` is
+    /// `[rows, num_heads * head_dim]`.
+    fn attention(
+        &self,
+        step: &StepTables,
+        params: AttentionParams,
+        qkv: &Self::Buffer,
+        cache: &Self::KvCache,
+        out: &mut Self::Buffer,
+    );
+    /// `out = silu(gate) * up`; a row of `gate_up` is `[gate | up]`, each as wide as `out`.
+    fn silu_mul(&self, rows: usize, gate_up: &Self::Buffer, out: &mut Self::Buffer);
+    /// `residual += delta`.
+    fn add(&self, rows: usize, residual: &mut Self::Buffer, delta: &Self::Buffer);
+    /// `out[i] = x[rows[i]]`: the rows that need logits.
+    fn gather_rows(&self, x: &Self::Buffer, rows: &[u32], out: &mut Self::Buffer);
+}

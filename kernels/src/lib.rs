@@ -1,0 +1,23 @@
+//! The arithmetic of Taper: one [`Backend`] trait, a readable specification of it in [`Reference`], and a fast
+//! implementation for CPUs in [`Cpu`]. Networks live in `models`; nothing here knows what a layer is.
+
+mod backend;
+pub mod cpu;
+pub mod reference;
+mod weight_type;
+
+pub use backend::{
+    AttentionParams, AttentionScheme, Backend, BackendInfo, Error, HeadLayout, KvDtype, KvLayout, MatrixData,
+    Rope, RopeKind, SequenceSpan, StepTables,
+};
+pub use cpu::{Cpu, CpuConfig};
+pub use reference::Reference;
+pub use weight_type::WeightType;
+
+/// Keys in one block of the paged KV cache. The block is the unit of allocation for engine and models; what lies inside
+/// it is the backend's own business.
+pub const BLOCK_SIZE: usize = 64;
+
+/// Keys in one split of split-KV attention: eight blocks. A constant, because a token's bits must not depend on how many
+/// threads share the work: the splits are merged in index order whatever ran them.
+pub const KV_SPLIT: usize = 512;
