@@ -1,0 +1,383 @@
+//! A walk over the whole GGUF header that believes none of it: every count, length, type and extent is checked against
+//! the file before candle, which allocates as it reads, sees a byte.
+//!
+//! ```text
+//! magic "GGUF" | u32 version | u64 num_tensors | u64 num_keys
+//! num_keys    x [string key | u32 kind | value]            value of an array: u32 kind | u64 len | elements
+//! num_tensors x [string name | u32 num_dims | u64 dims[] (row length first) | u32 type | u64 offset]
+//! padding to general.alignment, then the data that the offsets count from
+//! ```
+//!
+//! A string is a u64 length and its bytes. All numbers are little-endian.
+
+use std::collections::HashSet;
+
+use crate::dtype::{DType, unsupported_name};
+use crate::error::{Error, quoted};
+
+/// What candle may take for the metadata, by the estimate below. The largest vocabularies in use (262,144 tokens, twice
+/// as many merges) come to 150 MiB; a hostile array of single bytes would come to 72 times its size.
+const MAX_METADATA_MEMORY: u64 = 320 << 20;
+/// candle keeps 24 bytes an element in a vector that doubles: 24 n old and 48 n new while it grows.
+const ARRAY_ELEMENT_MEMORY: u64 = 72;
+/// A string's heap block, at its least.
+const STRING_MEMORY: u64 = 32;
+/// More than any model has; bounds the tables of names.
+const MAX_KEYS: u64 = 1 << 16;
+const MAX_TENSORS: u64 = 1 << 16;
+/// The format's own limit on keys; tensor names are shorter still.
+const MAX_NAME_LEN: u64 = u16::MAX as u64;
+/// Files use 32; up to a huge page makes sense.
+const MAX_ALIGNMENT: u64 = 2 << 20;
+
+/// What the walk found out.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Header {
+    /// Bytes of the header, without padding: all that candle needs to see.
+    pub(crate) len: usize,
+    /// Where tensor data begins. At the end of the file, or beyond it, when there are no tensors.
+    pub(crate) data_offset: u64,
+}
+
+/// Checks the header of a file that begins with the magic.
+pub(crate) fn check(file: &[u8]) -> Result<Header, Error> {
+    let mut walk = Walk { file, at: 4, memory: 0, alignment: 32, num_parts: 1 };
+    let version = walk.u32("the version")?;
+    match version {
+        2 | 3 => {}
+        // A small number with its bytes reversed.
+        _ if version != 0 && version & 0xffff == 0 => return Err(Error::BigEndian),
+        _ => return Err(Error::Version { version }),
+    }
+    let num_tensors = walk.u64("the number of tensors")?;
+    let num_keys = walk.u64("the number of metadata keys")?;
+    walk.check_count("tensors", num_tensors, MAX_TENSORS, 24)?;
+    walk.check_count("metadata keys", num_keys, MAX_KEYS, 13)?;
+
+    let mut keys = HashSet::new();
+    for index in 0..num_keys {
+        let key = walk.name("metadata key", index)?;
+        walk.value(key)?;
+        if !keys.insert(key) {
+            return Err(Error::BadKey { key: quoted(key), reason: "it appears twice".to_owned() });
+        }
+    }
+    if walk.num_parts > 1 {
+        return Err(Error::Split { count: walk.num_parts });
+    }
+    let tensors = walk.tensors(num_tensors)?;
+    let data_offset = (walk.at as u64).next_multiple_of(walk.alignment);
+    check_extents(tensors, data_offset, file.len() as u64)?;
+    Ok(Header { len: walk.at, data_offset })
+}
+
+/// Where the walk is, and what it has learnt on the way.
+struct Walk<'a> {
+    file: &'a [u8],
+    at: usize,
+    /// Estimate of what candle will allocate for the metadata so far.
+    memory: u64,
+    /// `general.alignment`.
+    alignment: u64,
+    /// `split.count`.
+    num_parts: u64,
+}
+
+/// A tensor whose own description makes sense; `offset` and `len` are still to be held against the file.
+struct Extent<'a> {
+    name: &'a [u8],
+    offset: u64,
+    len: u64,
+}
+
+impl<'a> Walk<'a> {
+    fn left(&self) -> u64 {
+        (self.file.len() - self.at) as u64
+    }
+
+    fn take(&mut self, len: u64, what: impl Into<String>) -> Result<&'a [u8], Error> {
+        if len > self.left() {
+            return Err(Error::Truncated { what: what.into(), needed: len, available: self.left() });
+        }
+        let taken = &self.file[self.at..][..len as usize];
+        self.at += len as usize;
+        Ok(taken)
+    }
+
+    fn u32(&mut self, what: &str) -> Result<u32, Error> {
+        Ok(little_endian(self.take(4, what)?) as u32)
+    }
+
+    fn u64(&mut self, what: &str) -> Result<u64, Error> {
+        Ok(little_endian(self.take(8, what)?))
+    }
+
+    fn check_count(&self, what: &str, num: u64, max: u64, min_bytes_each: u64) -> Result<(), Error> {
+        if num > max {
+            let reason = format!("it claims {num} {what}; at most {max} are read");
+            return Err(Error::BadHeader { reason });
+        }
+        let needed = num * min_bytes_each;
+        if needed > self.left() {
+            return Err(Error::Truncated { what: format!("the {num} {what}"), needed, available: self.left() });
+        }
+        Ok(())
+    }
+
+    /// A key's or tensor's name: text that candle gives back unchanged.
+    fn name(&mut self, what: &str, index: u64) -> Result<&'a [u8], Error> {
+        let place = || format!("the name of {what} {index}");
+        let len = self.u64(&place())?;
+        if len == 0 || len > MAX_NAME_LEN {
+            let reason = format!("{} has {len} bytes; expected 1 to {MAX_NAME_LEN}", place());
+            return Err(Error::BadHeader { reason });
+        }
+        let name = self.take(len, place())?;
+        if std::str::from_utf8(name).is_err() || name.contains(&0) {
+            let reason = format!("{} is not text: {}", place(), quoted(name));
+            return Err(Error::BadHeader { reason });
+        }
+        Ok(name)
+    }
+
+    fn value(&mut self, key: &[u8]) -> Result<(), Error> {
+        let place = format!("the value of key {}", quoted(key));
+        let kind = self.kind(key, &place)?;
+        match kind {
+            Kind::String => self.string(key, &place),
+            Kind::Array => self.array(key, &place),
+            Kind::Bool => {
+                let flags = self.take(1, place)?;
+                check_bools(key, flags)
+            }
+            _ => {
+                let bytes = self.take(kind.len(), place)?;
+                self.remember(key, kind, bytes)
+            }
+        }
+    }
+
+    fn kind(&mut self, key: &[u8], place: &str) -> Result<Kind, Error> {
+        let id = self.u32(place)?;
+        Kind::from_id(id).ok_or_else(|| bad_key(key, format!("its value has the unknown kind {id}")))
+    }
+
+    fn string(&mut self, key: &[u8], place: &str) -> Result<(), Error> {
+        let len = self.u64(place)?;
+        let bytes = self.take(len, place)?;
+        // Read once and copied once; each invalid byte grows to the three of U+FFFD, in a string that doubles.
+        let factor = if std::str::from_utf8(bytes).is_ok() { 2 } else { 8 };
+        self.count_memory(key, factor * len + STRING_MEMORY)
+    }
+
+    fn array(&mut self, key: &[u8], place: &str) -> Result<(), Error> {
+        let kind = self.kind(key, place)?;
+        let len = self.u64(place)?;
+        if kind == Kind::Array {
+            return Err(bad_key(key, "it is an array of arrays, which no model uses".to_owned()));
+        }
+        let needed = len.saturating_mul(kind.len());
+        if needed > self.left() {
+            return Err(Error::Truncated { what: place.to_owned(), needed, available: self.left() });
+        }
+        self.count_memory(key, len.saturating_mul(ARRAY_ELEMENT_MEMORY))?;
+        match kind {
+            Kind::String => (0..len).try_for_each(|_| self.string(key, place)),
+            Kind::Bool => {
+                let flags = self.take(len, place)?;
+                check_bools(key, flags)
+            }
+            _ => self.take(needed, place).map(drop),
+        }
+    }
+
+    fn count_memory(&mut self, key: &[u8], bytes: u64) -> Result<(), Error> {
+        self.memory = self.memory.saturating_add(bytes);
+        if self.memory > MAX_METADATA_MEMORY {
+            let max = MAX_METADATA_MEMORY >> 20;
+            return Err(bad_key(key, format!("with it the metadata would take more than {max} MiB of memory")));
+        }
+        Ok(())
+    }
+
+    /// The two values that say how to go on.
+    fn remember(&mut self, key: &[u8], kind: Kind, bytes: &[u8]) -> Result<(), Error> {
+        match key {
+            b"general.alignment" => {
+                // candle and llama.cpp take the alignment from 32-bit integers; another kind would be silently ignored.
+                if !matches!(kind, Kind::U32 | Kind::I32) {
+                    return Err(bad_key(key, "expected a 32-bit unsigned integer".to_owned()));
+                }
+                let alignment = little_endian(bytes);
+                if !alignment.is_power_of_two() || !(8..=MAX_ALIGNMENT).contains(&alignment) {
+                    let expected = format!("expected a power of two from 8 to {MAX_ALIGNMENT}");
+                    return Err(bad_key(key, format!("it is {alignment}; {expected}")));
+                }
+                self.alignment = alignment;
+            }
+            b"split.count" if kind.is_integer() => self.num_parts = little_endian(bytes),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Reads all tensor descriptions, so that a complaint about types can say how many tensors share it.
+    fn tensors(&mut self, num: u64) -> Result<Vec<Extent<'a>>, Error> {
+        let mut names = HashSet::new();
+        let mut extents = Vec::new();
+        let mut unsupported: Option<(&[u8], u32)> = None;
+        let mut num_unsupported = 0;
+        for index in 0..num {
+            let name = self.name("tensor", index)?;
+            let place = format!("the description of tensor {}", quoted(name));
+            if !names.insert(name) {
+                return Err(bad_tensor(name, "it appears twice".to_owned()));
+            }
+            let num_dims = self.u32(&place)?;
+            if !(1..=4).contains(&num_dims) {
+                return Err(bad_tensor(name, format!("it has {num_dims} dimensions; expected 1 to 4")));
+            }
+            let dims = self.take(8 * u64::from(num_dims), place.as_str())?;
+            let dims: Vec<u64> = dims.chunks_exact(8).map(little_endian).collect();
+            let type_id = self.u32(&place)?;
+            let offset = self.u64(&place)?;
+            match DType::from_type_id(type_id) {
+                Some(dtype) => extents.push(Extent { name, offset, len: tensor_len(name, dtype, &dims)? }),
+                None => {
+                    num_unsupported += 1;
+                    unsupported.get_or_insert((name, type_id));
+                }
+            }
+        }
+        match unsupported {
+            None => Ok(extents),
+            Some((name, type_id)) => Err(Error::UnsupportedTensorType {
+                tensor: quoted(name),
+                type_id,
+                type_name: unsupported_name(type_id),
+                num_others: num_unsupported - 1,
+            }),
+        }
+    }
+}
+
+/// Bytes of a tensor; `dims` as the file has them, the row length first.
+fn tensor_len(name: &[u8], dtype: DType, dims: &[u64]) -> Result<u64, Error> {
+    if dims.contains(&0) {
+        return Err(bad_tensor(name, format!("its dimensions are {dims:?}; none may be zero")));
+    }
+    let block_len = dtype.block_len() as u64;
+    if !dims[0].is_multiple_of(block_len) {
+        let reason = format!("its rows have {} elements; {dtype} comes in blocks of {block_len}", dims[0]);
+        return Err(bad_tensor(name, reason));
+    }
+    // The float32 form must be addressable too.
+    let num_elements = dims.iter().try_fold(1u64, |product, &dim| product.checked_mul(dim));
+    match num_elements {
+        Some(num) if num <= isize::MAX as u64 / 4 => Ok(num / block_len * dtype.block_bytes() as u64),
+        _ => Err(bad_tensor(name, format!("its dimensions {dims:?} overflow"))),
+    }
+}
+
+/// Holds the extents against the file. None may overlap: a file of many tensors over the same bytes would grow without
+/// bound when the tensors are repacked.
+fn check_extents(mut tensors: Vec<Extent<'_>>, data_offset: u64, file_len: u64) -> Result<(), Error> {
+    let available = file_len.saturating_sub(data_offset);
+    tensors.sort_by_key(|tensor| tensor.offset);
+    let mut previous: Option<(&Extent<'_>, u64)> = None;
+    for tensor in &tensors {
+        if !tensor.offset.is_multiple_of(8) {
+            let reason = format!("its data starts at {}, which is not aligned", tensor.offset);
+            return Err(bad_tensor(tensor.name, reason));
+        }
+        match tensor.offset.checked_add(tensor.len) {
+            Some(end) if end <= available => {
+                if let Some((other, other_end)) = previous
+                    && tensor.offset < other_end
+                {
+                    return Err(bad_tensor(tensor.name, format!("its data overlaps that of {}", quoted(other.name))));
+                }
+                previous = Some((tensor, end));
+            }
+            _ => {
+                let what = format!("the data of tensor {}", quoted(tensor.name));
+                let available = available.saturating_sub(tensor.offset);
+                return Err(Error::Truncated { what, needed: tensor.len, available });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_bools(key: &[u8], flags: &[u8]) -> Result<(), Error> {
+    match flags.iter().find(|&&flag| flag > 1) {
+        Some(flag) => Err(bad_key(key, format!("a boolean is {flag}; expected 0 or 1"))),
+        None => Ok(()),
+    }
+}
+
+fn bad_key(key: &[u8], reason: String) -> Error {
+    Error::BadKey { key: quoted(key), reason }
+}
+
+fn bad_tensor(name: &[u8], reason: String) -> Error {
+    Error::BadTensor { tensor: quoted(name), reason }
+}
+
+fn little_endian(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
+}
+
+/// The kinds of metadata values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    U8,
+    I8,
+    U16,
+    I16,
+    U32,
+    I32,
+    F32,
+    Bool,
+    String,
+    Array,
+    U64,
+    I64,
+    F64,
+}
+
+impl Kind {
+    fn from_id(id: u32) -> Option<Kind> {
+        const KINDS: [Kind; 13] = [
+            Kind::U8,
+            Kind::I8,
+            Kind::U16,
+            Kind::I16,
+            Kind::U32,
+            Kind::I32,
+            Kind::F32,
+            Kind::Bool,
+            Kind::String,
+            Kind::Array,
+            Kind::U64,
+            Kind::I64,
+            Kind::F64,
+        ];
+        KINDS.get(id as usize).copied()
+    }
+
+    /// Bytes of a value; the least for strings and arrays.
+    fn len(self) -> u64 {
+        match self {
+            Kind::U8 | Kind::I8 | Kind::Bool => 1,
+            Kind::U16 | Kind::I16 => 2,
+            Kind::U32 | Kind::I32 | Kind::F32 => 4,
+            Kind::U64 | Kind::I64 | Kind::F64 | Kind::String => 8,
+            Kind::Array => 12,
+        }
+    }
+
+    fn is_integer(self) -> bool {
+        !matches!(self, Kind::F32 | Kind::F64 | Kind::Bool | Kind::String | Kind::Array)
+    }
+}
