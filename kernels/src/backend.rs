@@ -5,7 +5,7 @@
 //! operation is told how many leading rows are live. What only our own code can get wrong (shapes, indices) is asserted;
 //! what the world can get wrong (memory, weights) is an [`Error`].
 
-use crate::WeightType;
+use crate::{BLOCK_SIZE, WeightType};
 use std::ops::Range;
 
 /// What a backend cannot do.
@@ -62,6 +62,23 @@ pub struct MatrixData<'a> {
     pub bytes: &'a [u8],
 }
 
+impl MatrixData<'_> {
+    /// Bytes of one row, after checking that the bytes are exactly those of the shape.
+    pub(crate) fn checked_row_bytes(&self) -> Result<usize, Error> {
+        let &Self { weight_type, rows, cols, bytes } = self;
+        let row_bytes = weight_type.row_bytes(cols).ok_or(Error::PartialBlock {
+            weight_type,
+            block: weight_type.block_len(),
+            cols,
+        })?;
+        let expected = row_bytes.saturating_mul(rows);
+        if expected != bytes.len() {
+            return Err(Error::WeightSize { weight_type, rows, cols, expected, actual: bytes.len() });
+        }
+        Ok(row_bytes)
+    }
+}
+
 /// Which pairs of a head RoPE turns together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RopeKind {
@@ -82,6 +99,14 @@ pub struct Rope {
     pub inv_freq: Vec<f64>,
     /// Factor on cos and sin (YaRN's attention factor); 1 otherwise.
     pub magnitude: f32,
+}
+
+impl Rope {
+    /// Asserts that there is one frequency per pair.
+    pub(crate) fn check(&self) {
+        assert!(self.rotary_dim.is_multiple_of(2), "elements turn in pairs, {} is odd", self.rotary_dim);
+        assert_eq!(self.inv_freq.len(), self.rotary_dim / 2, "one frequency per pair");
+    }
 }
 
 /// Head counts and size of one attention layer. A fused qkv row is `[q heads | k heads | v heads]`, each `head_dim` wide.
@@ -163,6 +188,32 @@ impl StepTables {
     /// Rows of this step.
     pub fn num_rows(&self) -> usize {
         self.positions.len()
+    }
+    /// Asserts that the tables fit together and address only what the cache has: loops below may trust them.
+    pub(crate) fn check(&self, heads: HeadLayout, layout: KvLayout) {
+        assert_eq!(heads.num_kv_heads, layout.num_kv_heads, "the cache has the KV heads of the layer");
+        assert_eq!(heads.head_dim, layout.head_dim, "the cache has the head size of the layer");
+        assert!(heads.num_heads.is_multiple_of(heads.num_kv_heads), "every KV head serves equally many query heads");
+        assert_eq!(self.slots.len(), self.num_rows(), "one slot per row");
+        let num_slots = layout.num_blocks * BLOCK_SIZE;
+        assert!(self.slots.iter().all(|&slot| (slot as usize) < num_slots), "every slot lies in the cache");
+        let mut next_row = 0;
+        for span in &self.spans {
+            assert_eq!(span.rows.start, next_row, "spans follow each other");
+            assert!(
+                span.rows.end >= span.rows.start && span.context_len >= span.rows.len(),
+                "rows are part of the context"
+            );
+            next_row = span.rows.end;
+            let first_position = span.context_len - span.rows.len();
+            for (row, position) in span.rows.clone().zip(first_position..) {
+                assert_eq!(self.positions[row] as usize, position, "positions are consecutive and end the context");
+            }
+            assert!(span.context_len.div_ceil(BLOCK_SIZE) <= span.blocks.len(), "the block table covers the context");
+            let blocks = &self.block_tables[span.blocks.clone()];
+            assert!(blocks.iter().all(|&block| (block as usize) < layout.num_blocks), "every block lies in the cache");
+        }
+        assert_eq!(next_row, self.num_rows(), "spans cover all rows");
     }
     /// Empties the tables and keeps their memory.
     pub fn clear(&mut self) {

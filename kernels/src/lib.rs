@@ -3,14 +3,15 @@
 
 mod backend;
 pub mod cpu;
+mod memory;
 pub mod reference;
 mod weight_type;
 
 pub use backend::{
-    AttentionParams, AttentionScheme, Backend, BackendInfo, Error, HeadLayout, KvDtype, KvLayout, MatrixData,
-    Rope, RopeKind, SequenceSpan, StepTables,
+    AttentionParams, AttentionScheme, Backend, BackendInfo, Error, HeadLayout, KvDtype, KvLayout, MatrixData, Rope,
+    RopeKind, SequenceSpan, StepTables,
 };
-pub use cpu::{Cpu, CpuConfig};
+// pub use cpu::{Cpu, CpuConfig};
 pub use reference::Reference;
 pub use weight_type::WeightType;
 

@@ -1,0 +1,109 @@
+//! Causal attention of every row over its sequence's keys: `out = softmax(scale * q k^T) v`, per head.
+//!
+//! Query heads share key/value heads in order: head h reads KV head `h / (num_heads / num_kv_heads)`. A row at position p
+//! sees the keys of positions 0 to p.
+
+use super::buffer::Buffer;
+use super::linear::dot;
+use super::parallel::for_each_chunk;
+use super::softmax::{State, softmax};
+use crate::memory::AlignedVec;
+use crate::{AttentionParams, AttentionScheme, BLOCK_SIZE, Error, KV_SPLIT, KvLayout, StepTables};
+
+/// Keys and values in float32, `[layer][slot][kv head][head_dim]`.
+#[derive(Debug)]
+pub struct KvCache {
+    layout: KvLayout,
+    keys: AlignedVec<f32>,
+    values: AlignedVec<f32>,
+}
+
+impl KvCache {
+    pub(super) fn new(layout: KvLayout) -> Result<Self, Error> {
+        let len = [layout.num_layers, layout.num_blocks, BLOCK_SIZE, layout.num_kv_heads, layout.head_dim]
+            .into_iter()
+            .fold(1, usize::saturating_mul);
+        let zeroed = || AlignedVec::zeroed(len, "the KV cache");
+        Ok(Self { layout, keys: zeroed()?, values: zeroed()? })
+    }
+
+    fn offset(&self, layer: usize, slot: usize, kv_head: usize) -> usize {
+        assert!(layer < self.layout.num_layers, "layer {layer} is not in the cache");
+        assert!(slot < self.layout.num_blocks * BLOCK_SIZE, "slot {slot} lies beyond the cache");
+        ((layer * self.layout.num_blocks * BLOCK_SIZE + slot) * self.layout.num_kv_heads + kv_head)
+            * self.layout.head_dim
+    }
+
+    fn key(&self, layer: usize, slot: usize, kv_head: usize) -> &[f32] {
+        &self.keys[self.offset(layer, slot, kv_head)..][..self.layout.head_dim]
+    }
+
+    fn value(&self, layer: usize, slot: usize, kv_head: usize) -> &[f32] {
+        &self.values[self.offset(layer, slot, kv_head)..][..self.layout.head_dim]
+    }
+
+    /// Stores the key and value parts of one row, all heads.
+    pub(super) fn store(&mut self, layer: usize, slot: usize, key: &[f32], value: &[f32]) {
+        let start = self.offset(layer, slot, 0);
+        self.keys[start..][..key.len()].copy_from_slice(key);
+        self.values[start..][..value.len()].copy_from_slice(value);
+    }
+
+    pub(super) fn layout(&self) -> KvLayout {
+        self.layout
+    }
+}
+
+/// Attention of all rows of a step.
+pub(super) fn attention(step: &StepTables, params: AttentionParams, qkv: &Buffer, cache: &KvCache, out: &mut Buffer) {
+    let heads = params.heads;
+    assert_eq!(qkv.cols(), heads.qkv_width(), "qkv holds the heads it is said to");
+    assert_eq!(out.cols(), heads.q_width(), "one output element per query element");
+    let span_of_row: Vec<usize> =
+        step.spans.iter().enumerate().flat_map(|(index, span)| span.rows.clone().map(move |_| index)).collect();
+    let num_keys: usize = step.positions.iter().map(|&position| position as usize + 1).sum();
+    let work = num_keys * 2 * heads.q_width();
+    for_each_chunk(out.rows_mut(step.num_rows()), heads.q_width(), work, |row, out| {
+        let span = &step.spans[span_of_row[row]];
+        let blocks = &step.block_tables[span.blocks.clone()];
+        let slots: Vec<usize> = (0..=step.positions[row] as usize)
+            .map(|key| blocks[key / BLOCK_SIZE] as usize * BLOCK_SIZE + key % BLOCK_SIZE)
+            .collect();
+        for (head, out) in out.chunks_exact_mut(heads.head_dim).enumerate() {
+            let q = &qkv.row(row)[head * heads.head_dim..][..heads.head_dim];
+            let kv_head = head / (heads.num_heads / heads.num_kv_heads);
+            match params.scheme {
+                AttentionScheme::Naive => naive(q, kv_head, &slots, params, cache, out),
+                AttentionScheme::SplitKv => split_kv(q, kv_head, &slots, params, cache, out),
+            }
+        }
+    });
+}
+
+fn scores(q: &[f32], kv_head: usize, slots: &[usize], params: AttentionParams, cache: &KvCache) -> Vec<f32> {
+    slots.iter().map(|&slot| dot(q, cache.key(params.layer, slot, kv_head)) * params.scale).collect()
+}
+
+/// All scores, then all probabilities, then the weighted sum.
+fn naive(q: &[f32], kv_head: usize, slots: &[usize], params: AttentionParams, cache: &KvCache, out: &mut [f32]) {
+    let mut probabilities = scores(q, kv_head, slots, params, cache);
+    softmax(&mut probabilities);
+    out.fill(0.0);
+    for (p, &slot) in probabilities.iter().zip(slots) {
+        for (out, v) in out.iter_mut().zip(cache.value(params.layer, slot, kv_head)) {
+            *out += p * v;
+        }
+    }
+}
+
+/// A state per split of the keys, merged in index order.
+fn split_kv(q: &[f32], kv_head: usize, slots: &[usize], params: AttentionParams, cache: &KvCache, out: &mut [f32]) {
+    slots
+        .chunks(KV_SPLIT)
+        .map(|split| {
+            let values = split.iter().map(|&slot| cache.value(params.layer, slot, kv_head));
+            State::of(&scores(q, kv_head, split, params, cache), values, q.len())
+        })
+        .fold(State::empty(q.len()), |merged, split| merged.merge(&split))
+        .finish(out);
+}
