@@ -1,1 +1,5 @@
 //! placeholder
+
+pub mod gemm;
+pub mod isa;
+pub mod pool;

@@ -1,0 +1,385 @@
+//! Threads that share one loop: [`Pool::run`] calls a closure once for every chunk index, on the workers and on the caller,
+//! and returns when all calls have ended.
+//!
+//! One word holds `generation | next chunk | number of chunks`. Whoever wants a chunk raises `next` by compare-and-swap, so
+//! a slow worker costs nothing: the others take its share, and the caller never waits for a thread that has claimed nothing.
+//! Idle threads spin for a moment (a token is hundreds of loops, microseconds apart) and then park; nothing is pinned and
+//! nothing yields, both of which collapse on a busy machine.
+//!
+//! Why a worker can never call the closure of a loop that is over: it reads the closure only after its swap succeeded, a
+//! swap succeeds only on the present value of the word, that value had an unclaimed chunk, and the loop that owns the chunk
+//! cannot end before the claimer counts it as done. The generation is in the word for the waiting, not for this argument:
+//! should it wrap around while a worker sleeps between its load and its swap, the swap still claims a live chunk.
+
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle, Thread};
+
+/// Turns of `spin_loop` before a thread parks: 10-40 us, longer than the serial gaps between the loops of a token and
+/// shorter than anybody's time slice.
+const SPINS: u32 = 1000;
+const COUNT_BITS: u32 = 24;
+const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
+
+/// Puts hot words on cache lines of their own (two, because the prefetcher of x86 fetches pairs).
+#[repr(align(128))]
+struct Padded<T>(T);
+
+/// The closure of the running loop, without its type.
+#[derive(Clone, Copy)]
+struct Job {
+    data: *const (),
+    call: unsafe fn(*const (), usize),
+}
+
+struct Shared {
+    /// generation (16 bits) | next chunk (24) | number of chunks (24)
+    word: Padded<AtomicU64>,
+    /// Chunks of the running loop that have not ended.
+    pending: Padded<AtomicUsize>,
+    /// Written by the caller between two loops, read by whoever holds a claim.
+    job: UnsafeCell<Job>,
+    caller_waits: AtomicBool,
+    caller: Mutex<Option<Thread>>,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    panicked: AtomicBool,
+    shutdown: AtomicBool,
+    /// For each worker: parked, or about to park.
+    parked: Vec<Padded<AtomicBool>>,
+}
+
+// SAFETY: everything but `job` is Sync by itself. `job` is written only while no chunk is pending (by the holder of
+// `Pool::busy`) and read only under a claim, that is while a chunk is pending; the word's release and acquire order the two.
+// The pointer in it is to a `Sync` closure.
+unsafe impl Sync for Shared {}
+// SAFETY: as above; the pointers in `job` are only followed under a claim.
+unsafe impl Send for Shared {}
+
+/// A fixed set of worker threads. Dropping it joins them.
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    busy: AtomicBool,
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool").field("threads", &self.threads()).finish()
+    }
+}
+
+impl Pool {
+    /// A pool of `threads` threads, the caller of [`Pool::run`] included; at least one. When the system refuses a thread the
+    /// pool goes on with those it has.
+    pub fn new(threads: usize) -> Pool {
+        let num_workers = threads.max(1) - 1;
+        let shared = Arc::new(Shared {
+            word: Padded(AtomicU64::new(0)),
+            pending: Padded(AtomicUsize::new(0)),
+            job: UnsafeCell::new(Job { data: std::ptr::null(), call: no_job }),
+            caller_waits: AtomicBool::new(false),
+            caller: Mutex::new(None),
+            panic: Mutex::new(None),
+            panicked: AtomicBool::new(false),
+            shutdown: AtomicBool::new(false),
+            parked: (0..num_workers).map(|_| Padded(AtomicBool::new(false))).collect(),
+        });
+        let spawn = |index: usize| {
+            let shared = Arc::clone(&shared);
+            thread::Builder::new().name(format!("taper-{index}")).spawn(move || shared.work(index)).ok()
+        };
+        let workers = (0..num_workers).map_while(spawn).collect();
+        Pool { shared, workers, busy: AtomicBool::new(false) }
+    }
+
+    /// Threads that work in [`Pool::run`], the caller included.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `f(i)` once for every `i < num_chunks`, in any order and on any thread, and returns when all calls have ended.
+    /// A panic in `f` is carried to the caller (chunks not yet begun are then left out); the pool stays usable. A call from
+    /// inside `f`, or while another thread runs a loop, does its chunks on its own thread.
+    ///
+    /// # Panics
+    /// When `f` panics, and when there are 2^24 chunks or more.
+    pub fn run<F: Fn(usize) + Sync>(&self, num_chunks: usize, f: F) {
+        assert!(num_chunks as u64 <= COUNT_MASK, "a loop of {num_chunks} chunks is over the limit of 2^24 - 1");
+        let alone = num_chunks <= 1 || self.workers.is_empty();
+        if alone || self.busy.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            (0..num_chunks).for_each(f);
+            return;
+        }
+        self.shared.run(num_chunks, &f, &self.workers);
+        let panic =
+            if self.shared.panicked.swap(false, Ordering::Relaxed) { lock(&self.shared.panic).take() } else { None };
+        self.busy.store(false, Ordering::Release);
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.shutdown.store(true, Ordering::SeqCst);
+        for worker in self.workers.drain(..) {
+            worker.thread().unpark();
+            // A worker catches what chunks throw, so an error here has no one to tell.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Shared {
+    /// The caller's side of one loop; the caller holds `busy`, so there is one at a time.
+    fn run<F: Fn(usize) + Sync>(&self, num_chunks: usize, f: &F, workers: &[JoinHandle<()>]) {
+        // SAFETY: no chunk is pending (the previous loop returned only then), so nobody reads `job`.
+        unsafe { *self.job.get() = Job { data: std::ptr::from_ref(f).cast(), call: call_closure::<F> } };
+        self.pending.0.store(num_chunks, Ordering::Relaxed);
+        let generation = (self.word.0.load(Ordering::Relaxed) >> (2 * COUNT_BITS)).wrapping_add(1);
+        // The release side of this store publishes `job` and `pending` to every claimer: claims are read-modify-writes, so
+        // each continues the release sequence that this store heads. SeqCst pairs it with the workers' `parked` flags.
+        self.word.0.store(generation << (2 * COUNT_BITS) | num_chunks as u64, Ordering::SeqCst);
+        for (parked, worker) in self.parked.iter().zip(workers).take(num_chunks - 1) {
+            if parked.0.load(Ordering::SeqCst) && parked.0.swap(false, Ordering::SeqCst) {
+                worker.thread().unpark();
+            }
+        }
+        while self.claim_and_run() {}
+        self.wait_for_pending();
+    }
+
+    fn wait_for_pending(&self) {
+        for _ in 0..SPINS {
+            if self.pending.0.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        *lock(&self.caller) = Some(thread::current());
+        self.caller_waits.store(true, Ordering::SeqCst);
+        // Either this load sees the last decrement, or the thread that made it sees `caller_waits`: both are SeqCst. The
+        // handle stays in place until the loop is over, because a thread late from an earlier loop may also use it.
+        while self.pending.0.load(Ordering::SeqCst) != 0 {
+            thread::park();
+        }
+        self.caller_waits.store(false, Ordering::SeqCst);
+    }
+
+    /// Takes one chunk of whatever loop runs and calls it; false when none is left.
+    fn claim_and_run(&self) -> bool {
+        let mut word = self.word.0.load(Ordering::Relaxed);
+        let index = loop {
+            let next = (word >> COUNT_BITS) & COUNT_MASK;
+            if next >= word & COUNT_MASK {
+                return false;
+            }
+            let claimed = word + (1 << COUNT_BITS);
+            match self.word.0.compare_exchange_weak(word, claimed, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => break next as usize,
+                Err(present) => word = present,
+            }
+        };
+        if !self.panicked.load(Ordering::Relaxed) {
+            // SAFETY: we hold an unfinished claim on the running loop, so its caller still waits: `job` is not written, and
+            // the closure that it points to is alive.
+            let result = catch_unwind(AssertUnwindSafe(|| unsafe {
+                let job = *self.job.get();
+                (job.call)(job.data, index);
+            }));
+            if let Err(payload) = result {
+                let mut first = lock(&self.panic);
+                if first.is_none() {
+                    *first = Some(payload);
+                }
+                drop(first);
+                self.panicked.store(true, Ordering::Relaxed);
+            }
+        }
+        // From here on the loop may be over: only fields of the pool are touched.
+        if self.pending.0.fetch_sub(1, Ordering::SeqCst) == 1
+            && self.caller_waits.load(Ordering::SeqCst)
+            && let Some(caller) = lock(&self.caller).as_ref()
+        {
+            caller.unpark();
+        }
+        true
+    }
+
+    fn has_chunks(&self, order: Ordering) -> bool {
+        let word = self.word.0.load(order);
+        (word >> COUNT_BITS) & COUNT_MASK < word & COUNT_MASK
+    }
+
+    /// A worker's life.
+    fn work(&self, index: usize) {
+        loop {
+            while self.claim_and_run() {}
+            let mut spins = 0;
+            while !self.has_chunks(Ordering::Relaxed) && !self.shutdown.load(Ordering::Relaxed) && spins < SPINS {
+                spins += 1;
+                std::hint::spin_loop();
+            }
+            if self.shutdown.load(Ordering::SeqCst) {
+                return;
+            }
+            if self.has_chunks(Ordering::Relaxed) {
+                continue;
+            }
+            self.parked[index].0.store(true, Ordering::SeqCst);
+            // Either this load sees the new loop, or its caller sees the flag and unparks: both are SeqCst.
+            if !self.has_chunks(Ordering::SeqCst) && !self.shutdown.load(Ordering::SeqCst) {
+                thread::park();
+            }
+            self.parked[index].0.store(false, Ordering::SeqCst);
+        }
+    }
+}
+
+/// # Safety
+/// `data` points to a live `F`.
+unsafe fn call_closure<F: Fn(usize) + Sync>(data: *const (), index: usize) {
+    // SAFETY: the caller's obligation.
+    unsafe { (*data.cast::<F>())(index) }
+}
+
+unsafe fn no_job(_: *const (), _: usize) {}
+
+/// A lock whose holder panicked still guards a plain value.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU32;
+    use std::time::Duration;
+
+    fn every_chunk_once(threads: usize, num_chunks: usize) {
+        let pool = Pool::new(threads);
+        for _ in 0..200 {
+            let calls: Vec<AtomicU32> = (0..num_chunks).map(|_| AtomicU32::new(0)).collect();
+            pool.run(num_chunks, |chunk| {
+                calls[chunk].fetch_add(1, Ordering::Relaxed);
+            });
+            assert!(calls.iter().all(|calls| calls.load(Ordering::Relaxed) == 1));
+        }
+    }
+
+    #[test]
+    fn every_chunk_runs_exactly_once() {
+        for threads in [0, 1, 2, 3, 7] {
+            for num_chunks in [0, 1, 2, 5, 64] {
+                every_chunk_once(threads, num_chunks);
+            }
+        }
+    }
+
+    #[test]
+    fn plain_writes_of_chunks_are_seen_by_the_caller_and_by_the_next_loop() {
+        // Each loop reads what the previous one wrote without atomics of its own: a missing edge would lose counts.
+        struct Cells(Vec<UnsafeCell<u64>>);
+        // SAFETY: chunk i touches only cells i of this loop, and loops are ordered.
+        unsafe impl Sync for Cells {}
+        let pool = Pool::new(4);
+        let cells = Cells((0..13).map(|_| UnsafeCell::new(0)).collect());
+        let cells = &cells;
+        for _ in 0..20_000 {
+            // SAFETY: each chunk index is handed out once, so the cell is ours during the call.
+            pool.run(13, |chunk| unsafe { *cells.0[chunk].get() += 1 });
+        }
+        // SAFETY: no loop runs.
+        assert!(cells.0.iter().all(|cell| unsafe { *cell.get() } == 20_000));
+    }
+
+    #[test]
+    fn closures_on_the_stack_are_never_called_after_their_loop() {
+        // Short loops with oversubscribed workers: a stale call would see another loop's number.
+        let pool = Pool::new(8);
+        for round in 0..5_000_u64 {
+            let expected = round.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            let captured = [expected; 4];
+            let wrong = AtomicU32::new(0);
+            pool.run(3, |chunk| {
+                if captured[chunk] != expected {
+                    wrong.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            assert_eq!(wrong.into_inner(), 0);
+        }
+    }
+
+    #[test]
+    fn parked_workers_wake_up_again() {
+        let pool = Pool::new(3);
+        for _ in 0..20 {
+            thread::sleep(Duration::from_millis(2));
+            let both = std::sync::Barrier::new(3);
+            // Three chunks that wait for each other end only when three threads run them.
+            pool.run(3, |_| {
+                both.wait();
+            });
+        }
+    }
+
+    #[test]
+    fn a_caller_that_had_to_park_wakes_up_again() {
+        let pool = Pool::new(2);
+        let caller = thread::current().id();
+        for _ in 0..10 {
+            let both = std::sync::Barrier::new(2);
+            pool.run(2, |_| {
+                both.wait();
+                if thread::current().id() != caller {
+                    thread::sleep(Duration::from_millis(3));
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_survives() {
+        let pool = Pool::new(3);
+        for round in 0..50 {
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                pool.run(16, |chunk| assert!(chunk != round % 16, "chunk {chunk} fails"));
+            }));
+            let message = *result.expect_err("one chunk panics").downcast::<String>().expect("a formatted message");
+            assert_eq!(message, format!("chunk {} fails", round % 16));
+            let sum = AtomicUsize::new(0);
+            pool.run(10, |chunk| {
+                sum.fetch_add(chunk, Ordering::Relaxed);
+            });
+            assert_eq!(sum.into_inner(), 45);
+        }
+    }
+
+    #[test]
+    fn nested_and_concurrent_loops_finish() {
+        let pool = Pool::new(3);
+        let count = AtomicUsize::new(0);
+        let add = |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+        };
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..100).for_each(|_| pool.run(5, |_| pool.run(3, add))));
+            }
+        });
+        assert_eq!(count.into_inner(), 4 * 100 * 5 * 3);
+    }
+
+    #[test]
+    fn dropping_the_pool_joins_its_workers() {
+        let pool = Pool::new(4);
+        let shared = Arc::clone(&pool.shared);
+        pool.run(8, |_| {});
+        drop(pool);
+        assert_eq!(Arc::strong_count(&shared), 1);
+    }
+}
