@@ -1,0 +1,164 @@
+//! What a client hears about its request, and the stream it hears it on.
+
+use std::task::{Context, Poll, ready};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+/// Why a choice ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model ended its answer, or a stop string was met.
+    Stop,
+    /// `max_tokens` or the end of the context was reached.
+    Length,
+}
+
+impl FinishReason {
+    /// The name OpenAI's interface gives it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+        }
+    }
+}
+
+/// Where the seconds of a request went.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Timings {
+    /// From submission until the first step that computed some of it.
+    pub queue_s: f64,
+    /// From there until its first token was known.
+    pub prefill_s: f64,
+    /// From there until its last token.
+    pub decode_s: f64,
+}
+
+/// What a request cost.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Usage {
+    /// Tokens of the prompt, counted once however many choices share it.
+    pub prompt_tokens: usize,
+    /// Tokens generated in all choices together, an end-of-generation token included.
+    pub completion_tokens: usize,
+    /// Where the time went.
+    pub timings: Timings,
+}
+
+/// Why an accepted request ended without its answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// The runner returned an error for the step that this request was part of.
+    #[error("the model failed while computing this request: {0}; try again")]
+    Runner(String),
+    /// Something panicked in the step that this request was part of.
+    #[error("the model crashed while computing this request: {0}; try again, and report it if it persists")]
+    Panicked(String),
+    /// The model produced logits that are no distribution.
+    #[error("the model gave unusable logits at position {position}: {reason}; the weights may be damaged")]
+    InvalidLogits {
+        /// Position of the token that could not be chosen.
+        position: usize,
+        /// What was found.
+        reason: String,
+    },
+    /// The engine was stopped before the request was done.
+    #[error("the engine was stopped before this request was done")]
+    Stopped,
+}
+
+/// One piece of news about a request. A stream of them ends with [`Event::Done`] or [`Event::Failed`], never both.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// More text of a choice. Text may lag behind the tokens (half a character, the beginning of a stop string).
+    Text {
+        /// Which of the `n` choices.
+        choice: usize,
+        /// The new text; not empty.
+        text: String,
+        /// The tokens since the last event of this choice.
+        tokens: Vec<u32>,
+    },
+    /// A choice is complete.
+    Finished {
+        /// Which of the `n` choices.
+        choice: usize,
+        /// Why it ended.
+        reason: FinishReason,
+        /// The last of its text, often empty.
+        text: String,
+        /// The tokens since the last event of this choice; an end-of-generation token is among them, its text is not.
+        tokens: Vec<u32>,
+    },
+    /// All choices are complete.
+    Done(Usage),
+    /// The request ended without an answer; text sent before stays valid.
+    Failed(EngineError),
+}
+
+/// The events of one request. Dropping it cancels the request within one step.
+///
+/// The channel is unbounded so that a slow client never holds up the engine; what can wait in it is bounded by the
+/// request's own `max_tokens`.
+#[derive(Debug)]
+pub struct EventStream {
+    receiver: UnboundedReceiver<Event>,
+    ended: bool,
+}
+
+impl EventStream {
+    pub(crate) fn channel() -> (UnboundedSender<Event>, EventStream) {
+        let (sender, receiver) = unbounded_channel();
+        (sender, EventStream { receiver, ended: false })
+    }
+
+    /// The next event; `None` after `Done` or `Failed`.
+    pub async fn recv(&mut self) -> Option<Event> {
+        std::future::poll_fn(|context| self.poll_recv(context)).await
+    }
+
+    /// [`EventStream::recv`] for plain threads; must not be called from asynchronous code.
+    pub fn blocking_recv(&mut self) -> Option<Event> {
+        if self.ended {
+            return None;
+        }
+        let event = self.receiver.blocking_recv();
+        Some(self.note(event))
+    }
+
+    /// The form that a `Stream` implementation needs.
+    pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let event = ready!(self.receiver.poll_recv(context));
+        Poll::Ready(Some(self.note(event)))
+    }
+
+    /// A stream whose sender vanished without a last word belongs to an engine thread that died: say so once.
+    fn note(&mut self, event: Option<Event>) -> Event {
+        let event = event.unwrap_or(Event::Failed(EngineError::Stopped));
+        self.ended = matches!(event, Event::Done(_) | Event::Failed(_));
+        event
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stream_ends_after_the_last_event() {
+        let (sender, mut stream) = EventStream::channel();
+        sender.send(Event::Done(Usage::default())).unwrap();
+        assert_eq!(stream.blocking_recv(), Some(Event::Done(Usage::default())));
+        assert_eq!(stream.blocking_recv(), None);
+    }
+
+    #[test]
+    fn a_lost_engine_is_a_failure_and_not_a_silent_end() {
+        let (sender, mut stream) = EventStream::channel();
+        drop(sender);
+        assert_eq!(stream.blocking_recv(), Some(Event::Failed(EngineError::Stopped)));
+        assert_eq!(stream.blocking_recv(), None);
+    }
+}

@@ -1,0 +1,322 @@
+//! What clients hold: [`EngineHandle`], shared by all, and the checks at the door.
+
+use crate::block_manager::BlockManager;
+use crate::requests::Submission;
+use crate::scheduler::{Scheduler, SchedulerConfig};
+use crate::worker::{Command, Worker};
+use crate::{EventStream, InvalidParam, Runner, RunnerLimits, SamplingParams};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+use taper_text::Tokenizer;
+use tokio::sync::watch;
+
+/// A prompt to continue.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Request {
+    /// The prompt; at least one token, and room for one more in the context.
+    pub prompt_tokens: Vec<u32>,
+    /// How to continue it.
+    pub sampling: SamplingParams,
+}
+
+/// Why a request was not accepted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// As many choices as allowed are running or waiting.
+    #[error("the queue is full; try again in {retry_after_s} s")]
+    QueueFull {
+        /// When there may be room, guessed from how long recent requests took.
+        retry_after_s: u64,
+    },
+    /// The engine finishes what it has and takes nothing new.
+    #[error("the engine is shutting down and takes no new requests")]
+    Draining,
+    /// The engine thread has ended.
+    #[error("the engine is not running: {0}")]
+    Failed(String),
+    /// The prompt leaves no room for an answer.
+    #[error(
+        "the prompt has {prompt_tokens} tokens and the context holds {context_len}, of which at least one must be left for \
+         the answer; shorten the prompt or serve the model with a larger context"
+    )]
+    PromptTooLong {
+        /// Length of the prompt.
+        prompt_tokens: usize,
+        /// Tokens that prompt and answer may have together.
+        context_len: usize,
+    },
+    /// There is nothing to continue.
+    #[error("the prompt is empty; at least one token is needed")]
+    EmptyPrompt,
+    /// A sampling parameter that cannot be honoured.
+    #[error("{param}: {message}")]
+    InvalidParam {
+        /// Name of the field.
+        param: &'static str,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// A token id that the model does not have.
+    #[error("token {token} of the prompt is out of range: the vocabulary has {vocab_size} tokens")]
+    TokenOutOfRange {
+        /// The first such token.
+        token: u32,
+        /// Ids are below it.
+        vocab_size: usize,
+    },
+}
+
+impl From<InvalidParam> for SubmitError {
+    fn from(InvalidParam { param, message }: InvalidParam) -> Self {
+        SubmitError::InvalidParam { param, message }
+    }
+}
+
+/// Settings of an engine. The runner's limits bound them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// Most sequences that are decoded together.
+    pub max_batch: usize,
+    /// Most sequences accepted beyond `max_batch`; the next one is refused.
+    pub max_queued: usize,
+    /// Most tokens of one step; without it, as many as the runner takes.
+    pub token_budget: Option<usize>,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        EngineConfig { max_batch: 64, max_queued: 256, token_budget: None }
+    }
+}
+
+/// What the engine is doing, as of its latest step.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct EngineStatus {
+    /// Sequences that hold blocks.
+    pub running: usize,
+    /// Sequences that wait, those on their way to the engine included.
+    pub queued: usize,
+    /// KV blocks that nobody holds.
+    pub free_blocks: usize,
+    /// KV blocks in all.
+    pub num_blocks: usize,
+    /// Steps run since the start, failed ones included.
+    pub steps: u64,
+    /// Steps that failed.
+    pub failed_steps: u64,
+    /// Times that a sequence lost its blocks to an older one.
+    pub preemptions: u64,
+    /// Whether new requests are refused because the engine is shutting down.
+    pub is_draining: bool,
+    /// Moving average of the seconds from submission to the end of a request; 0 before the first.
+    pub mean_request_s: f64,
+}
+
+/// What the engine thread tells the handles.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// As of the latest step.
+    pub(crate) status: Mutex<EngineStatus>,
+    /// False after several failed steps in a row, and when the thread died.
+    pub(crate) is_healthy: AtomicBool,
+    /// Sequences accepted and not ended.
+    pub(crate) live: AtomicUsize,
+}
+
+/// What is needed to submit. Under one lock, so that no request can slip in behind the command to drain.
+struct Door {
+    commands: Sender<Command>,
+    is_draining: bool,
+}
+
+struct Inner {
+    door: Mutex<Door>,
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    ended: watch::Receiver<()>,
+    limits: RunnerLimits,
+    max_live: usize,
+}
+
+/// Starts engines.
+#[derive(Debug)]
+pub struct Engine;
+
+impl Engine {
+    /// Starts an engine thread for `runner`; `tokenizer` turns its tokens into text.
+    ///
+    /// # Panics
+    /// When the runner's limits have a zero in them.
+    pub fn start(runner: Box<dyn Runner>, tokenizer: Arc<Tokenizer>, config: EngineConfig) -> EngineHandle {
+        let mut limits = runner.limits();
+        let RunnerLimits { context_len, num_blocks, block_size, vocab_size, max_rows, max_logit_rows } = limits;
+        assert!(
+            [context_len, num_blocks, block_size, vocab_size, max_rows, max_logit_rows].iter().all(|&limit| limit > 0),
+            "a runner that can hold or do nothing: {limits:?}"
+        );
+        // A sequence that has the cache for itself must fit.
+        limits.context_len = context_len.min(num_blocks * block_size);
+        let token_budget = config.token_budget.unwrap_or(max_rows).clamp(1, max_rows);
+        let max_batch = config.max_batch.clamp(1, max_logit_rows.min(token_budget));
+        let scheduler =
+            Scheduler::new(SchedulerConfig { max_batch, token_budget }, BlockManager::new(num_blocks, block_size));
+        let shared = Arc::new(Shared {
+            status: Mutex::new(EngineStatus { free_blocks: num_blocks, num_blocks, ..EngineStatus::default() }),
+            is_healthy: AtomicBool::new(true),
+            live: AtomicUsize::new(0),
+        });
+        let (commands, receiver) = channel();
+        let (ends, ended) = watch::channel(());
+        let worker = Worker::new(runner, tokenizer, scheduler, receiver, Arc::clone(&shared));
+        let thread = std::thread::Builder::new().name("taper-engine".to_owned()).spawn(move || {
+            // Dropped when the thread ends, which is what `drained` waits for.
+            let _ends = ends;
+            worker.run();
+        });
+        if let Err(error) = &thread {
+            tracing::error!(%error, "the engine thread could not be started");
+            shared.is_healthy.store(false, Ordering::Release);
+        }
+        EngineHandle(Arc::new(Inner {
+            door: Mutex::new(Door { commands, is_draining: false }),
+            shared,
+            thread: Mutex::new(thread.ok()),
+            ended,
+            limits,
+            max_live: max_batch.saturating_add(config.max_queued),
+        }))
+    }
+}
+
+/// Access to a running engine; clones share it. When the last one is dropped, the engine finishes the requests whose
+/// streams are still held, and its thread ends.
+#[derive(Clone)]
+pub struct EngineHandle(Arc<Inner>);
+
+impl EngineHandle {
+    /// Submits a request. The events of its choices come through the stream; dropping that cancels the request.
+    pub fn submit(&self, request: Request) -> Result<EventStream, SubmitError> {
+        let inner = &*self.0;
+        self.check(&request)?;
+        let num_choices = request.sampling.n;
+        let (events, stream) = EventStream::channel();
+        let door = inner.door();
+        if door.is_draining {
+            return Err(SubmitError::Draining);
+        }
+        // Only submissions add to the count, and they hold the lock.
+        if inner.shared.live.load(Ordering::Acquire) + num_choices > inner.max_live {
+            return Err(SubmitError::QueueFull { retry_after_s: self.retry_after_s() });
+        }
+        inner.shared.live.fetch_add(num_choices, Ordering::AcqRel);
+        let submission = Submission { request, events, submitted: Instant::now() };
+        door.commands.send(Command::Submit(submission)).map_err(|_| {
+            inner.shared.live.fetch_sub(num_choices, Ordering::AcqRel);
+            SubmitError::Failed("its thread has ended; restart the program".to_owned())
+        })?;
+        Ok(stream)
+    }
+
+    fn check(&self, request: &Request) -> Result<(), SubmitError> {
+        let inner = &*self.0;
+        let RunnerLimits { context_len, vocab_size, .. } = inner.limits;
+        request.sampling.validate()?;
+        if request.sampling.n > inner.max_live {
+            let message = format!("must be at most {} on this server, not {}", inner.max_live, request.sampling.n);
+            return Err(SubmitError::InvalidParam { param: "n", message });
+        }
+        let prompt_tokens = request.prompt_tokens.len();
+        if prompt_tokens == 0 {
+            return Err(SubmitError::EmptyPrompt);
+        }
+        if prompt_tokens >= context_len {
+            return Err(SubmitError::PromptTooLong { prompt_tokens, context_len });
+        }
+        match request.prompt_tokens.iter().find(|&&token| token as usize >= vocab_size) {
+            Some(&token) => Err(SubmitError::TokenOutOfRange { token, vocab_size }),
+            None => Ok(()),
+        }
+    }
+
+    /// A running sequence ends, on average, once per mean duration divided by how many run.
+    fn retry_after_s(&self) -> u64 {
+        let status = self.0.shared.status();
+        let wait = status.mean_request_s / status.running.max(1) as f64;
+        // The cast saturates; an average is never negative or NaN.
+        (wait.ceil() as u64).clamp(1, 60)
+    }
+
+    /// What the engine can hold. `context_len` is the longest sequence that it accepts: the model's context, or less when
+    /// the KV cache holds less.
+    pub fn limits(&self) -> RunnerLimits {
+        self.0.limits
+    }
+
+    /// What the engine is doing.
+    pub fn status(&self) -> EngineStatus {
+        let mut status = *self.0.shared.status();
+        status.queued = self.0.shared.live.load(Ordering::Acquire).saturating_sub(status.running);
+        status.is_draining = self.0.door().is_draining;
+        status
+    }
+
+    /// False after three failed steps in a row (until one succeeds), and when the engine thread died.
+    pub fn is_healthy(&self) -> bool {
+        self.0.shared.is_healthy.load(Ordering::Acquire)
+    }
+
+    /// Takes no new requests from now on; accepted ones are finished, then the engine thread ends. Returns at once:
+    /// [`EngineHandle::drained`] or [`EngineHandle::join`] wait for the end.
+    pub fn drain(&self) {
+        self.close(Command::Drain);
+    }
+
+    /// Takes no new requests, fails those it has after the step in progress, and ends the engine thread. Returns at once.
+    pub fn stop_now(&self) {
+        self.close(Command::Stop);
+    }
+
+    fn close(&self, command: Command) {
+        let mut door = self.0.door();
+        door.is_draining = true;
+        // An engine thread that is gone has nothing left to close.
+        let _ = door.commands.send(command);
+    }
+
+    /// Waits until the engine thread has ended, which it does after [`EngineHandle::drain`] or [`EngineHandle::stop_now`].
+    pub async fn drained(&self) {
+        let mut ended = self.0.ended.clone();
+        while ended.changed().await.is_ok() {}
+    }
+
+    /// [`EngineHandle::drained`] for plain threads: blocks.
+    pub fn join(&self) {
+        let mut thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = thread.take() {
+            // A panic of the thread was noted by its own guard.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl std::fmt::Debug for EngineHandle {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("EngineHandle").field("limits", &self.0.limits).finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    fn door(&self) -> MutexGuard<'_, Door> {
+        self.door.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    /// The status; a thread that died while holding it leaves plain numbers behind.
+    pub(crate) fn status(&self) -> MutexGuard<'_, EngineStatus> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

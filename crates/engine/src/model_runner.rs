@@ -1,0 +1,29 @@
+//! The [`Runner`] of real models.
+
+use crate::{LogitsBuffer, Runner, RunnerError, RunnerLimits};
+use taper_kernels::{BLOCK_SIZE, Backend};
+use taper_models::{Llama, SequenceSlice};
+
+/// A network with its weights and KV cache, as the engine thread runs it.
+pub struct ModelRunner<B: Backend>(pub Llama<B>);
+
+impl<B: Backend> Runner for ModelRunner<B> {
+    fn limits(&self) -> RunnerLimits {
+        RunnerLimits {
+            context_len: self.0.context_len(),
+            num_blocks: self.0.num_blocks(),
+            block_size: BLOCK_SIZE,
+            vocab_size: self.0.config().vocab_size,
+            max_rows: self.0.max_rows(),
+            max_logit_rows: self.0.max_logit_rows(),
+        }
+    }
+
+    fn run(&mut self, step: &[SequenceSlice<'_>], logits: &mut LogitsBuffer) -> Result<(), RunnerError> {
+        let rows = self.0.forward(step).map_err(|error| RunnerError(error.to_string()))?;
+        for row in 0..rows.num_rows() {
+            logits.push_row(rows.row(row));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,84 @@
+//! The seam between scheduling and arithmetic: a [`Runner`] computes one step. `ModelRunner` is the real one; the one in
+//! `stub` lets engine and server be tested without weights.
+
+use taper_models::SequenceSlice;
+
+/// What a runner can hold and do; fixed while it lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunnerLimits {
+    /// Longest sequence, prompt and answer together.
+    pub context_len: usize,
+    /// Blocks of the KV cache, shared by all sequences.
+    pub num_blocks: usize,
+    /// Tokens per block.
+    pub block_size: usize,
+    /// Width of a row of logits; token ids are below it.
+    pub vocab_size: usize,
+    /// Most tokens of one step.
+    pub max_rows: usize,
+    /// Most rows of logits of one step.
+    pub max_logit_rows: usize,
+}
+
+/// A step that could not be computed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct RunnerError(pub String);
+
+/// Rows of logits, row-major; reused from step to step so that its memory is allocated once.
+#[derive(Debug, Clone)]
+pub struct LogitsBuffer {
+    values: Vec<f32>,
+    width: usize,
+}
+
+impl LogitsBuffer {
+    /// An empty buffer of rows `width` wide.
+    pub fn new(width: usize) -> Self {
+        assert!(width > 0, "a row of logits has at least one entry");
+        LogitsBuffer { values: Vec::new(), width }
+    }
+
+    /// Empties the buffer and keeps its memory.
+    pub fn clear(&mut self) {
+        self.values.clear();
+    }
+
+    /// Entries per row: the vocabulary size.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Rows that the last step produced.
+    pub fn num_rows(&self) -> usize {
+        self.values.len() / self.width
+    }
+
+    /// Appends a row.
+    pub fn push_row(&mut self, row: &[f32]) {
+        assert_eq!(row.len(), self.width, "a row of logits is one entry per token of the vocabulary");
+        self.values.extend_from_slice(row);
+    }
+
+    /// Appends a row filled with `value` and returns it for writing.
+    pub fn push_filled(&mut self, value: f32) -> &mut [f32] {
+        let begin = self.values.len();
+        self.values.resize(begin + self.width, value);
+        &mut self.values[begin..]
+    }
+
+    /// Row `index`, in the order of the step's slices.
+    pub fn row(&self, index: usize) -> &[f32] {
+        &self.values[index * self.width..][..self.width]
+    }
+}
+
+/// Computes steps. The engine thread owns it and calls it with at most `max_rows` tokens and `max_logit_rows` logit rows.
+pub trait Runner: Send {
+    /// What it can hold and do.
+    fn limits(&self) -> RunnerLimits;
+
+    /// Computes the tokens of `step`, stores their keys and values through the block tables, and appends to the empty
+    /// `logits` one row for each slice that asks for one, in order.
+    fn run(&mut self, step: &[SequenceSlice<'_>], logits: &mut LogitsBuffer) -> Result<(), RunnerError>;
+}

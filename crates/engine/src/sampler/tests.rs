@@ -1,0 +1,170 @@
+use super::*;
+use proptest::prelude::*;
+
+fn params(seed: u64) -> SamplingParams {
+    SamplingParams { seed: Some(seed), ..SamplingParams::default() }
+}
+
+fn sampler(params: &SamplingParams) -> Sampler {
+    Sampler::for_choices(params).remove(0)
+}
+
+/// How often each token is chosen in `draws` draws.
+fn histogram(params: &SamplingParams, logits: &[f32], draws: usize) -> Vec<f64> {
+    let (mut sampler, mut scratch) = (sampler(params), Scratch::default());
+    let mut counts = vec![0.0; logits.len()];
+    for _ in 0..draws {
+        counts[sampler.sample(logits, &mut scratch).unwrap() as usize] += 1.0 / draws as f64;
+    }
+    counts
+}
+
+fn check_shares(params: &SamplingParams, logits: &[f32], expected: &[f64]) {
+    // 40,000 draws: the standard deviation of a share is at most 0.0025.
+    let shares = histogram(params, logits, 40_000);
+    for (token, (share, expected)) in shares.iter().zip(expected).enumerate() {
+        let allowed = if *expected == 0.0 { 0.0 } else { 0.0125 };
+        assert!((share - expected).abs() <= allowed, "token {token}: {share} instead of {expected}; all: {shares:?}");
+    }
+}
+
+fn logits_of(shares: &[f32]) -> Vec<f32> {
+    shares.iter().map(|share| share.ln() + 3.0).collect()
+}
+
+#[test]
+fn temperature_zero_takes_the_largest_and_the_lowest_id_among_equals() {
+    let mut sampler = sampler(&SamplingParams::greedy());
+    let mut check = |logits: &[f32], expected| {
+        assert_eq!(sampler.sample(logits, &mut Scratch::default()), Ok(expected));
+    };
+    check(&[0.0, 2.0, 1.0, 2.0], 1);
+    check(&[f32::NEG_INFINITY, -5.0], 1);
+    let mut wide = vec![-1.0; 100];
+    for place in [97, 40, 41] {
+        wide[place] = 7.0;
+        check(&wide, place as u32);
+        wide[99] = 7.0;
+        check(&wide, place as u32);
+        wide[99] = -1.0;
+        wide[place] = -1.0;
+    }
+    check(&[-0.0, 0.0], 0);
+}
+
+#[test]
+fn unusable_logits_are_named_at_every_place() {
+    for place in [0, 7, 16, 31, 32, 35] {
+        for temperature in [0.0, 1.0] {
+            let mut sampler = sampler(&SamplingParams { temperature, ..params(1) });
+            let mut logits = vec![1.0; 36];
+            logits[place] = f32::NAN;
+            assert_eq!(sampler.sample(&logits, &mut Scratch::default()), Err(InvalidLogits::Nan { token: place }));
+            logits[place] = f32::INFINITY;
+            let refused = InvalidLogits::Infinite { token: place, value: "inf".into() };
+            assert_eq!(sampler.sample(&logits, &mut Scratch::default()), Err(refused));
+        }
+    }
+    let nothing_left = sampler(&params(1)).sample(&[f32::NEG_INFINITY; 3], &mut Scratch::default());
+    assert_eq!(nothing_left, Err(InvalidLogits::Infinite { token: 0, value: "-inf".into() }));
+}
+
+#[test]
+fn shares_follow_the_softmax_and_the_temperature() {
+    let logits = logits_of(&[0.1, 0.2, 0.7]);
+    check_shares(&params(1), &logits, &[0.1, 0.2, 0.7]);
+    // Temperature 1/2 squares the probabilities.
+    check_shares(&SamplingParams { temperature: 0.5, ..params(2) }, &logits, &[0.01 / 0.54, 0.04 / 0.54, 0.49 / 0.54]);
+    check_shares(&SamplingParams { temperature: 1e-38, ..params(3) }, &logits, &[0.0, 0.0, 1.0]);
+    check_shares(&SamplingParams { temperature: 1e30, ..params(4) }, &logits, &[1.0 / 3.0; 3]);
+}
+
+#[test]
+fn a_ruled_out_token_never_appears() {
+    check_shares(&params(5), &[f32::NEG_INFINITY, 0.0, 0.0], &[0.0, 0.5, 0.5]);
+}
+
+#[test]
+fn top_k_keeps_the_most_probable() {
+    let logits = logits_of(&[0.1, 0.4, 0.2, 0.3]);
+    check_shares(&SamplingParams { top_k: 2, ..params(6) }, &logits, &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
+    check_shares(&SamplingParams { top_k: 1, ..params(6) }, &logits, &[0.0, 1.0, 0.0, 0.0]);
+    check_shares(&SamplingParams { top_k: 1, ..params(6) }, &[1.0, 1.0, 1.0], &[1.0, 0.0, 0.0]);
+    check_shares(&SamplingParams { top_k: 9, ..params(6) }, &logits, &[0.1, 0.4, 0.2, 0.3]);
+}
+
+#[test]
+fn top_p_keeps_the_token_that_crosses_the_share() {
+    let logits = logits_of(&[0.1, 0.4, 0.2, 0.3]);
+    check_shares(&SamplingParams { top_p: 0.5, ..params(7) }, &logits, &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
+    check_shares(&SamplingParams { top_p: 0.75, ..params(7) }, &logits, &[0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0]);
+    check_shares(&SamplingParams { top_p: 0.0, ..params(7) }, &logits, &[0.0, 1.0, 0.0, 0.0]);
+}
+
+#[test]
+fn min_p_is_relative_to_the_most_probable() {
+    let logits = logits_of(&[0.1, 0.4, 0.21, 0.29]);
+    check_shares(&SamplingParams { min_p: 0.5, ..params(8) }, &logits, &[0.0, 4.0 / 9.0, 2.1 / 9.0, 2.9 / 9.0]);
+    check_shares(&SamplingParams { min_p: 1.0, ..params(8) }, &logits, &[0.0, 1.0, 0.0, 0.0]);
+}
+
+#[test]
+fn the_same_seed_draws_the_same_and_choices_draw_apart() {
+    let logits = vec![0.0; 1000];
+    let draw = |sampler: &mut Sampler| -> Vec<u32> {
+        (0..50).map(|_| sampler.sample(&logits, &mut Scratch::default()).unwrap()).collect()
+    };
+    let three = SamplingParams { n: 3, ..params(42) };
+    let all: Vec<_> = Sampler::for_choices(&three).iter_mut().map(draw).collect();
+    let again: Vec<_> = Sampler::for_choices(&three).iter_mut().map(draw).collect();
+    assert_eq!(all, again);
+    assert_eq!(all[0], draw(&mut sampler(&params(42))), "choice 0 is what n = 1 gets");
+    assert!(all[0] != all[1] && all[1] != all[2] && all[0] != all[2]);
+    assert_ne!(all[0], draw(&mut sampler(&params(43))));
+    let unseeded = || draw(&mut sampler(&SamplingParams::default()));
+    assert_ne!(unseeded(), unseeded());
+}
+
+/// The filters by their definitions, over a full sort in float64; the set of tokens that may be drawn.
+fn allowed(params: &SamplingParams, logits: &[f32]) -> Vec<(u32, f64)> {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let weight = |logit: f32| (f64::from((logit - max) / params.temperature)).exp();
+    let mut all: Vec<(u32, f64)> = logits.iter().enumerate().map(|(id, &logit)| (id as u32, weight(logit))).collect();
+    all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    all.retain(|&(_, weight)| weight >= f64::from(params.min_p));
+    if params.top_k > 0 {
+        all.truncate(params.top_k as usize);
+    }
+    let target = f64::from(params.top_p) * all.iter().map(|&(_, weight)| weight).sum::<f64>();
+    let mut sum = 0.0;
+    let last = all.iter().position(|&(_, weight)| {
+        sum += weight;
+        sum >= target
+    });
+    all.truncate(last.map_or(all.len(), |last| last + 1));
+    all
+}
+
+proptest! {
+    #[test]
+    fn filters_agree_with_their_definitions(
+        steps in prop::collection::vec(-60i32..60, 1..200),
+        top_k in 0u32..20,
+        // Odd multiples of 1/1024 and logits in quarters keep sums away from the thresholds.
+        top_p in (0u32..512).prop_map(|p| (2 * p + 1) as f32 / 1024.0),
+        min_p in (0u32..512).prop_map(|p| (2 * p + 1) as f32 / 1024.0),
+        use_min_p in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
+        let logits: Vec<f32> = steps.iter().map(|&step| step as f32 / 4.0).collect();
+        let min_p = if use_min_p { min_p } else { 0.0 };
+        let params = SamplingParams { top_k, top_p, min_p, ..params(seed) };
+        let allowed = allowed(&params, &logits);
+        let (mut sampler, mut scratch) = (sampler(&params), Scratch::default());
+        for _ in 0..20 {
+            let token = sampler.sample(&logits, &mut scratch).unwrap();
+            prop_assert!(allowed.iter().any(|&(id, _)| id == token), "{} is not among {:?}", token, allowed);
+        }
+        prop_assert_eq!(scratch.candidates.items.len(), allowed.len());
+    }
+}

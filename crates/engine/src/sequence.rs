@@ -1,0 +1,101 @@
+//! One choice of a request while it is generated: its tokens, and the way from a new token to text.
+
+use crate::{Event, FinishReason, Sampler, SamplingParams};
+use std::sync::Arc;
+use taper_text::{Detokenizer, StopMatcher, Tokenizer};
+
+/// A sequence of tokens, known from the left; the scheduler keeps how many of them are computed.
+pub(crate) struct Sequence {
+    /// Key of the request it belongs to.
+    pub(crate) request: u64,
+    /// The prompt and what was generated so far.
+    pub(crate) tokens: Vec<u32>,
+    /// Chooses its tokens.
+    pub(crate) sampler: Sampler,
+    choice: usize,
+    max_len: usize,
+    ignore_eos: bool,
+    tokenizer: Arc<Tokenizer>,
+    detokenizer: Detokenizer,
+    stop: StopMatcher,
+    // Tokens that no event has carried yet.
+    unsent: Vec<u32>,
+}
+
+/// What a new token did to its sequence.
+pub(crate) struct Accepted {
+    /// News for the client, if there is any.
+    pub(crate) event: Option<Event>,
+    /// Whether the sequence is complete.
+    pub(crate) is_finished: bool,
+}
+
+impl Sequence {
+    /// Choice `choice` of request `request`; it ends at the latest when it is `max_len` tokens long, prompt included.
+    pub(crate) fn new(
+        (request, choice): (u64, usize),
+        prompt: Vec<u32>,
+        max_len: usize,
+        params: &SamplingParams,
+        sampler: Sampler,
+        tokenizer: &Arc<Tokenizer>,
+    ) -> Self {
+        Sequence {
+            request,
+            tokens: prompt,
+            sampler,
+            choice,
+            max_len,
+            ignore_eos: params.ignore_eos,
+            tokenizer: Arc::clone(tokenizer),
+            detokenizer: Detokenizer::new(Arc::clone(tokenizer)),
+            stop: StopMatcher::new(params.stop.clone()),
+            unsent: Vec::new(),
+        }
+    }
+
+    /// Appends a generated token and says what follows from it.
+    pub(crate) fn accept(&mut self, token: u32) -> Accepted {
+        self.tokens.push(token);
+        self.unsent.push(token);
+        if !self.ignore_eos && self.tokenizer.end_of_generation().contains(&token) {
+            return self.finish(FinishReason::Stop, String::new());
+        }
+        let piece = self.detokenizer.push(token);
+        let shown = self.stop.push(&piece);
+        if shown.matched.is_some() {
+            return self.finished_event(FinishReason::Stop, shown.text);
+        }
+        if self.tokens.len() >= self.max_len {
+            return self.finish(FinishReason::Length, shown.text);
+        }
+        let event = (!shown.text.is_empty()).then(|| Event::Text {
+            choice: self.choice,
+            text: shown.text,
+            tokens: std::mem::take(&mut self.unsent),
+        });
+        Accepted { event, is_finished: false }
+    }
+
+    /// Ends the sequence where it is, because it can hold no more tokens.
+    pub(crate) fn cut(&mut self) -> Accepted {
+        self.finish(FinishReason::Length, String::new())
+    }
+
+    /// Ends with all text that was held back. It may still complete a stop string, and then that is the reason.
+    fn finish(&mut self, reason: FinishReason, mut text: String) -> Accepted {
+        let tail = self.detokenizer.finish();
+        let shown = self.stop.push(&tail);
+        text.push_str(&shown.text);
+        if shown.matched.is_some() {
+            return self.finished_event(FinishReason::Stop, text);
+        }
+        text.push_str(&self.stop.finish());
+        self.finished_event(reason, text)
+    }
+
+    fn finished_event(&mut self, reason: FinishReason, text: String) -> Accepted {
+        let tokens = std::mem::take(&mut self.unsent);
+        Accepted { event: Some(Event::Finished { choice: self.choice, reason, text, tokens }), is_finished: true }
+    }
+}

@@ -1,0 +1,280 @@
+//! A [`Runner`] without weights, for tests of the engine and of what stands on it.
+//!
+//! Its "model" is a function from the tokens of a sequence to its next token (or its logits). Its "KV cache" stores token
+//! ids by block and reads every sequence's past back through the block table, so a wrong table, a shared block or a token
+//! that was never computed changes the answer or panics, as it would garble a real model.
+//!
+//! ```
+//! use taper_engine::{Runner, stub::{StubRunner, stub_limits}};
+//! // Counts upwards from the last token of the prompt.
+//! let runner = StubRunner::new(stub_limits(256), |tokens| tokens[tokens.len() - 1] + 1);
+//! assert_eq!(runner.limits().vocab_size, 256);
+//! ```
+
+use crate::{LogitsBuffer, Runner, RunnerError, RunnerLimits};
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use taper_models::{LogitRows, SequenceSlice};
+
+/// Limits that suit most tests: a context of 512, 64 blocks of 16, 128 rows, 16 of them with logits.
+pub fn stub_limits(vocab_size: usize) -> RunnerLimits {
+    RunnerLimits { context_len: 512, num_blocks: 64, block_size: 16, vocab_size, max_rows: 128, max_logit_rows: 16 }
+}
+
+/// What a [`StubRunner`] was asked to do so far.
+#[derive(Debug, Default)]
+pub struct StubStats {
+    steps: AtomicUsize,
+    rows: AtomicUsize,
+    max_rows: AtomicUsize,
+    max_sequences: AtomicUsize,
+}
+
+impl StubStats {
+    /// Steps begun.
+    pub fn steps(&self) -> usize {
+        self.steps.load(Ordering::SeqCst)
+    }
+    /// Tokens computed, recomputed ones again.
+    pub fn rows(&self) -> usize {
+        self.rows.load(Ordering::SeqCst)
+    }
+    /// Most tokens of one step.
+    pub fn max_rows(&self) -> usize {
+        self.max_rows.load(Ordering::SeqCst)
+    }
+    /// Most sequences of one step.
+    pub fn max_sequences(&self) -> usize {
+        self.max_sequences.load(Ordering::SeqCst)
+    }
+}
+
+/// Holds a [`StubRunner`] back until a test lets it go on. Dropping it opens it for good.
+#[derive(Debug)]
+pub struct Gate(Arc<GateState>);
+
+#[derive(Debug, Default)]
+struct GateState {
+    // Steps that may still begin.
+    permits: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl GateState {
+    fn permits(&self) -> MutexGuard<'_, usize> {
+        self.permits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, steps: usize) {
+        let mut permits = self.permits();
+        *permits = permits.saturating_add(steps);
+        self.changed.notify_all();
+    }
+
+    fn pass(&self) {
+        let mut permits = self.permits();
+        while *permits == 0 {
+            permits = self.changed.wait(permits).unwrap_or_else(PoisonError::into_inner);
+        }
+        if *permits < usize::MAX {
+            *permits -= 1;
+        }
+    }
+}
+
+impl Gate {
+    /// Lets `steps` more steps begin.
+    pub fn allow(&self, steps: usize) {
+        self.0.add(steps);
+    }
+
+    /// Lets everything through from now on.
+    pub fn open(&self) {
+        self.0.add(usize::MAX);
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.open();
+    }
+}
+
+enum Fault {
+    Error,
+    Panic,
+    Nan,
+}
+
+type Model = Box<dyn FnMut(&[u32], &mut [f32]) + Send>;
+
+/// A scripted runner. See the module's documentation.
+pub struct StubRunner {
+    limits: RunnerLimits,
+    model: Model,
+    // Token ids by slot; `None` was never written.
+    cache: Vec<Option<u32>>,
+    delay: Duration,
+    gate: Option<Arc<GateState>>,
+    faults: Vec<(Range<usize>, Fault)>,
+    stats: Arc<StubStats>,
+}
+
+impl StubRunner {
+    /// A model that continues `tokens` with `next(tokens)`, with certainty: the logit of that token is 30 above all others,
+    /// so sampling at temperature 1 takes it as well.
+    pub fn new(limits: RunnerLimits, mut next: impl FnMut(&[u32]) -> u32 + Send + 'static) -> Self {
+        StubRunner::with_logits(limits, move |tokens, logits| {
+            let token = next(tokens) as usize;
+            assert!(token < logits.len(), "the stub's function gave token {token} of a vocabulary of {}", logits.len());
+            logits[token] = 30.0;
+        })
+    }
+
+    /// A model whose logits after `tokens` are what `model(tokens, logits)` makes of a row of zeros.
+    pub fn with_logits(limits: RunnerLimits, model: impl FnMut(&[u32], &mut [f32]) + Send + 'static) -> Self {
+        StubRunner {
+            limits,
+            model: Box::new(model),
+            cache: vec![None; limits.num_blocks * limits.block_size],
+            delay: Duration::ZERO,
+            gate: None,
+            faults: Vec::new(),
+            stats: Arc::default(),
+        }
+    }
+
+    /// A model that answers every prompt with `reply` and then `end`, an end-of-generation token. It knows how far it is by
+    /// the longest beginning of the reply that the sequence ends with, so no prompt may end with a beginning of the reply.
+    pub fn replying(limits: RunnerLimits, reply: Vec<u32>, end: u32) -> Self {
+        StubRunner::new(limits, move |tokens| {
+            let written = (0..=reply.len()).rev().find(|&written| tokens.ends_with(&reply[..written]));
+            reply.get(written.unwrap_or(0)).copied().unwrap_or(end)
+        })
+    }
+
+    /// A model that answers each of the given prompts with the tokens beside it and then `end`, an end-of-generation token. A
+    /// sequence that begins with none of the prompts is a failed assertion; the longest prompt counts.
+    pub fn scripted(limits: RunnerLimits, script: Vec<(Vec<u32>, Vec<u32>)>, end: u32) -> Self {
+        StubRunner::new(limits, move |tokens| {
+            let begins = script.iter().filter(|(prompt, _)| tokens.starts_with(prompt));
+            let found = begins.max_by_key(|(prompt, _)| prompt.len());
+            let (prompt, reply) = found.unwrap_or_else(|| panic!("no prompt of the script begins {tokens:?}"));
+            reply.get(tokens.len() - prompt.len()).copied().unwrap_or(end)
+        })
+    }
+
+    /// Sleeps in every step.
+    #[must_use]
+    pub fn with_delay(mut self, delay: Duration) -> Self {
+        self.delay = delay;
+        self
+    }
+
+    /// Returns an error for the steps of this range, counted from 0.
+    #[must_use]
+    pub fn failing_at(mut self, steps: Range<usize>) -> Self {
+        self.faults.push((steps, Fault::Error));
+        self
+    }
+
+    /// Panics in the steps of this range, counted from 0.
+    #[must_use]
+    pub fn panicking_at(mut self, steps: Range<usize>) -> Self {
+        self.faults.push((steps, Fault::Panic));
+        self
+    }
+
+    /// Puts a NaN into the first row of logits of the steps of this range, counted from 0.
+    #[must_use]
+    pub fn nan_at(mut self, steps: Range<usize>) -> Self {
+        self.faults.push((steps, Fault::Nan));
+        self
+    }
+
+    /// Makes every step wait for a permit of the gate, which begins closed.
+    #[must_use]
+    pub fn with_gate(mut self) -> (Self, Gate) {
+        let state = Arc::<GateState>::default();
+        self.gate = Some(Arc::clone(&state));
+        (self, Gate(state))
+    }
+
+    /// Counters that can be read while the engine owns the runner.
+    pub fn stats(&self) -> Arc<StubStats> {
+        Arc::clone(&self.stats)
+    }
+
+    fn slot(&self, slice: &SequenceSlice<'_>, position: usize) -> usize {
+        let block = slice.block_table[position / self.limits.block_size] as usize;
+        assert!(block < self.limits.num_blocks, "block {block} does not exist");
+        block * self.limits.block_size + position % self.limits.block_size
+    }
+
+    /// Stores the slice's tokens and returns the whole sequence up to their end.
+    fn store(&mut self, slice: &SequenceSlice<'_>) -> Vec<u32> {
+        assert!(!slice.tokens.is_empty(), "a slice without tokens");
+        let end = slice.start + slice.tokens.len();
+        assert!(end <= self.limits.context_len, "position {} is outside the context", end - 1);
+        for (position, &token) in (slice.start..end).zip(slice.tokens) {
+            assert!((token as usize) < self.limits.vocab_size, "token {token} is outside the vocabulary");
+            let slot = self.slot(slice, position);
+            self.cache[slot] = Some(token);
+        }
+        let past = |position| {
+            self.cache[self.slot(slice, position)].unwrap_or_else(|| panic!("position {position} was never computed"))
+        };
+        (0..end).map(past).collect()
+    }
+
+    fn check_step(&self, step: &[SequenceSlice<'_>]) {
+        let rows: usize = step.iter().map(|slice| slice.tokens.len()).sum();
+        let logit_rows: usize = step.iter().map(SequenceSlice::num_logit_rows).sum();
+        assert!(rows <= self.limits.max_rows, "{rows} rows in a step of at most {}", self.limits.max_rows);
+        assert!(logit_rows <= self.limits.max_logit_rows, "{logit_rows} of {} logit rows", self.limits.max_logit_rows);
+        self.stats.rows.fetch_add(rows, Ordering::SeqCst);
+        self.stats.max_rows.fetch_max(rows, Ordering::SeqCst);
+        self.stats.max_sequences.fetch_max(step.len(), Ordering::SeqCst);
+    }
+}
+
+impl Runner for StubRunner {
+    fn limits(&self) -> RunnerLimits {
+        self.limits
+    }
+
+    fn run(&mut self, step: &[SequenceSlice<'_>], logits: &mut LogitsBuffer) -> Result<(), RunnerError> {
+        if let Some(gate) = &self.gate {
+            gate.pass();
+        }
+        std::thread::sleep(self.delay);
+        let number = self.stats.steps.fetch_add(1, Ordering::SeqCst);
+        self.check_step(step);
+        let fault = self.faults.iter().find(|(steps, _)| steps.contains(&number)).map(|(_, fault)| fault);
+        let mut is_nan_due = matches!(fault, Some(Fault::Nan));
+        match fault {
+            Some(Fault::Error) => return Err(RunnerError(format!("the stub fails at step {number}"))),
+            Some(Fault::Panic) => panic!("the stub panics at step {number}"),
+            Some(Fault::Nan) | None => {}
+        }
+        // All keys are stored before anyone reads, as in a real step: a block held by two sequences shows.
+        let pasts: Vec<Vec<u32>> = step.iter().map(|slice| self.store(slice)).collect();
+        for (slice, past) in step.iter().zip(&pasts) {
+            let ends = match slice.logits {
+                LogitRows::None => continue,
+                LogitRows::Last => past.len()..past.len() + 1,
+                LogitRows::All => slice.start + 1..past.len() + 1,
+            };
+            for end in ends {
+                let row = logits.push_filled(0.0);
+                (self.model)(&past[..end], row);
+                if std::mem::take(&mut is_nan_due) {
+                    row[0] = f32::NAN;
+                }
+            }
+        }
+        Ok(())
+    }
+}
