@@ -1,1 +1,18 @@
 #![forbid(unsafe_code)]
+//! Networks on top of [`taper_kernels::Backend`]. One Llama-like decoder, [`Llama`], serves every architecture of the
+//! [`registry`]; they differ in options, not in code. A model is described by [`ModelConfig`], which is read from a
+//! checkpoint with every key and every tensor's shape checked, so that a damaged or foreign file is refused in words.
+
+mod config;
+mod error;
+mod llama;
+mod memory;
+pub mod registry;
+mod rope;
+mod step;
+mod weights;
+
+pub use config::ModelConfig;
+pub use error::Error;
+pub use llama::{Llama, LoadOptions, LoadProgress};
+pub use step::{LogitRows, Logits, SequenceSlice};

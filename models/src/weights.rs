@@ -1,0 +1,242 @@
+//! Tensors of a checkpoint as matrices and vectors of a backend: which ones a network has, in which shapes, and how they
+//! are stacked (q, k and v read the same input, so they are one matrix; so are gate and up).
+
+use crate::config::ModelConfig;
+use crate::registry::Architecture;
+use crate::{Error, LoadProgress, rope};
+use taper_checkpoint::{Checkpoint, DType, TensorView};
+use taper_kernels::{Backend, MatrixData, WeightType};
+
+/// The embedding table, and the head where there is no other.
+pub(crate) const EMBEDDING: &str = "token_embd.weight";
+const HEAD: &str = "output.weight";
+const OUTPUT_NORM: &str = "output_norm.weight";
+
+/// Weights of one layer.
+pub(crate) struct Layer<B: Backend> {
+    pub(crate) attn_norm: B::Vector,
+    pub(crate) qkv: B::Matrix,
+    pub(crate) qkv_bias: Option<B::Vector>,
+    /// Norm weights of query and key heads.
+    pub(crate) qk_norm: Option<(B::Vector, B::Vector)>,
+    pub(crate) attn_output: B::Matrix,
+    pub(crate) ffn_norm: B::Vector,
+    pub(crate) gate_up: B::Matrix,
+    pub(crate) ffn_down: B::Matrix,
+}
+
+/// Weights of a network.
+pub(crate) struct Weights<B: Backend> {
+    pub(crate) embedding: B::Matrix,
+    pub(crate) layers: Vec<Layer<B>>,
+    pub(crate) output_norm: B::Vector,
+    /// None when the embedding is the head: there is one copy of it.
+    pub(crate) head: Option<B::Matrix>,
+}
+
+impl<B: Backend> Weights<B> {
+    pub(crate) fn load(
+        backend: &B,
+        checkpoint: &Checkpoint,
+        config: &ModelConfig,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Self, Error> {
+        let total = checkpoint.tensors().map(|tensor| tensor.bytes.len()).sum();
+        let mut loader = Loader { backend, checkpoint, progress, done: 0, total };
+        (loader.progress)(LoadProgress { done: 0, total });
+        let embedding = loader.matrix(&[EMBEDDING])?;
+        let layers = (0..config.num_layers).map(|layer| loader.layer(config, layer)).collect::<Result<_, _>>()?;
+        let output_norm = loader.vector(&[OUTPUT_NORM])?;
+        let head = if config.tied { None } else { Some(loader.matrix(&[HEAD])?) };
+        Ok(Weights { embedding, layers, output_norm, head })
+    }
+
+    /// The matrix that makes logits.
+    pub(crate) fn head(&self) -> &B::Matrix {
+        self.head.as_ref().unwrap_or(&self.embedding)
+    }
+
+    /// Bytes that a step with one row reads.
+    pub(crate) fn bytes_per_token(&self, backend: &B) -> usize {
+        let layer_bytes = |layer: &Layer<B>| {
+            [&layer.qkv, &layer.attn_output, &layer.gate_up, &layer.ffn_down]
+                .map(|m| backend.matrix_bytes(m))
+                .iter()
+                .sum::<usize>()
+        };
+        self.layers.iter().map(layer_bytes).sum::<usize>() + backend.matrix_bytes(self.head())
+    }
+}
+
+struct Loader<'a, B: Backend> {
+    backend: &'a B,
+    checkpoint: &'a Checkpoint,
+    progress: &'a mut dyn FnMut(LoadProgress),
+    done: usize,
+    total: usize,
+}
+
+impl<'a, B: Backend> Loader<'a, B> {
+    fn layer(&mut self, config: &ModelConfig, layer: usize) -> Result<Layer<B>, Error> {
+        let name = |suffix: &str| format!("blk.{layer}.{suffix}");
+        Ok(Layer {
+            attn_norm: self.vector(&[&name("attn_norm.weight")])?,
+            qkv: self.matrix(&[&name("attn_q.weight"), &name("attn_k.weight"), &name("attn_v.weight")])?,
+            qkv_bias: if config.qkv_bias {
+                Some(self.vector(&[&name("attn_q.bias"), &name("attn_k.bias"), &name("attn_v.bias")])?)
+            } else {
+                None
+            },
+            qk_norm: if config.qk_norm {
+                Some((self.vector(&[&name("attn_q_norm.weight")])?, self.vector(&[&name("attn_k_norm.weight")])?))
+            } else {
+                None
+            },
+            attn_output: self.matrix(&[&name("attn_output.weight")])?,
+            ffn_norm: self.vector(&[&name("ffn_norm.weight")])?,
+            gate_up: self.matrix(&[&name("ffn_gate.weight"), &name("ffn_up.weight")])?,
+            ffn_down: self.matrix(&[&name("ffn_down.weight")])?,
+        })
+    }
+
+    /// One matrix of stacked tensors.
+    fn matrix<S: AsRef<str>>(&mut self, names: &[S]) -> Result<B::Matrix, Error> {
+        let tensors = self.tensors(names)?;
+        let parts: Vec<MatrixData<'_>> = tensors
+            .iter()
+            .map(|tensor| MatrixData {
+                weight_type: weight_type(tensor.dtype),
+                rows: tensor.shape[0],
+                cols: tensor.shape[1],
+                bytes: tensor.bytes,
+            })
+            .collect();
+        let matrix = self.backend.matrix(&parts)?;
+        self.advance(&tensors);
+        Ok(matrix)
+    }
+
+    /// One vector of tensors laid end to end.
+    fn vector<S: AsRef<str>>(&mut self, names: &[S]) -> Result<B::Vector, Error> {
+        let tensors = self.tensors(names)?;
+        let values: Vec<f32> = tensors.iter().flat_map(TensorView::to_f32).collect();
+        let vector = self.backend.vector(&values)?;
+        self.advance(&tensors);
+        Ok(vector)
+    }
+
+    fn tensors<S: AsRef<str>>(&self, names: &[S]) -> Result<Vec<TensorView<'a>>, Error> {
+        names.iter().map(|name| Ok(self.checkpoint.tensor(name.as_ref())?)).collect()
+    }
+
+    fn advance(&mut self, tensors: &[TensorView<'_>]) {
+        self.done += tensors.iter().map(|tensor| tensor.bytes.len()).sum::<usize>();
+        (self.progress)(LoadProgress { done: self.done, total: self.total });
+    }
+}
+
+fn weight_type(dtype: DType) -> WeightType {
+    match dtype {
+        DType::F32 => WeightType::F32,
+        DType::F16 => WeightType::F16,
+        DType::BF16 => WeightType::BF16,
+        DType::Q4_0 => WeightType::Q4_0,
+        DType::Q4_1 => WeightType::Q4_1,
+        DType::Q5_0 => WeightType::Q5_0,
+        DType::Q5_1 => WeightType::Q5_1,
+        DType::Q8_0 => WeightType::Q8_0,
+        DType::Q2_K => WeightType::Q2_K,
+        DType::Q3_K => WeightType::Q3_K,
+        DType::Q4_K => WeightType::Q4_K,
+        DType::Q5_K => WeightType::Q5_K,
+        DType::Q6_K => WeightType::Q6_K,
+    }
+}
+
+/// Tensors of a layer, by what follows `blk.N.`, with their row-major shapes.
+fn layer_tensors(config: &ModelConfig) -> Result<Vec<(&'static str, Vec<usize>)>, Error> {
+    let hidden = config.hidden_size;
+    let head_dim = config.heads.head_dim;
+    let width = |heads: usize| {
+        heads.checked_mul(head_dim).ok_or_else(|| Error::BadKey {
+            key: format!("{}.attention.head_count", config.architecture),
+            found: heads.to_string(),
+            expected: format!("heads of {head_dim} elements would not fit in any tensor"),
+        })
+    };
+    let (q_width, kv_width) = (width(config.heads.num_heads)?, width(config.heads.num_kv_heads)?);
+    let mut tensors = vec![
+        ("attn_norm.weight", vec![hidden]),
+        ("attn_q.weight", vec![q_width, hidden]),
+        ("attn_k.weight", vec![kv_width, hidden]),
+        ("attn_v.weight", vec![kv_width, hidden]),
+        ("attn_output.weight", vec![hidden, q_width]),
+        ("ffn_norm.weight", vec![hidden]),
+        ("ffn_gate.weight", vec![config.ffn_size, hidden]),
+        ("ffn_up.weight", vec![config.ffn_size, hidden]),
+        ("ffn_down.weight", vec![hidden, config.ffn_size]),
+    ];
+    if config.qkv_bias {
+        tensors.extend([
+            ("attn_q.bias", vec![q_width]),
+            ("attn_k.bias", vec![kv_width]),
+            ("attn_v.bias", vec![kv_width]),
+        ]);
+    }
+    if config.qk_norm {
+        tensors.extend([("attn_q_norm.weight", vec![head_dim]), ("attn_k_norm.weight", vec![head_dim])]);
+    }
+    Ok(tensors)
+}
+
+/// Checks that the file has every tensor of the network in its shape, and no other. A layer that is missing ends the walk,
+/// so a huge layer count costs nothing.
+pub(crate) fn check(checkpoint: &Checkpoint, architecture: &Architecture, config: &ModelConfig) -> Result<(), Error> {
+    let expect = |name: &str, shape: &[usize]| {
+        let tensor = checkpoint.tensor(name)?;
+        if tensor.shape == shape {
+            return Ok(());
+        }
+        Err(Error::WrongShape { tensor: name.into(), expected: shape.to_vec(), found: tensor.shape.clone() })
+    };
+    expect(EMBEDDING, &[config.vocab_size, config.hidden_size])?;
+    expect(OUTPUT_NORM, &[config.hidden_size])?;
+    if !config.tied {
+        expect(HEAD, &[config.vocab_size, config.hidden_size])?;
+    }
+    let layer_tensors = layer_tensors(config)?;
+    for layer in 0..config.num_layers {
+        for (suffix, shape) in &layer_tensors {
+            expect(&format!("blk.{layer}.{suffix}"), shape)?;
+        }
+    }
+    refuse_unexpected(checkpoint, architecture, config, &layer_tensors)
+}
+
+fn refuse_unexpected(
+    checkpoint: &Checkpoint,
+    architecture: &Architecture,
+    config: &ModelConfig,
+    layer_tensors: &[(&'static str, Vec<usize>)],
+) -> Result<(), Error> {
+    let expected = |name: &str| match name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
+        Some((layer, suffix)) => {
+            layer.parse::<usize>().is_ok_and(|layer| layer < config.num_layers)
+                && layer_tensors.iter().any(|(known, _)| *known == suffix)
+        }
+        None => [EMBEDDING, HEAD, OUTPUT_NORM].contains(&name) || (architecture.rope_factors && name == rope::FACTORS),
+    };
+    let unexpected: Vec<String> = checkpoint
+        .tensors()
+        .filter(|tensor| !expected(tensor.name))
+        .map(|tensor| tensor.name.chars().take(64).collect())
+        .collect();
+    if unexpected.is_empty() {
+        return Ok(());
+    }
+    Err(Error::UnexpectedTensors {
+        architecture: architecture.name,
+        count: unexpected.len(),
+        names: unexpected[..unexpected.len().min(5)].join(", "),
+    })
+}
