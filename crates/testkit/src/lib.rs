@@ -1,1 +1,14 @@
+//! What tests of several crates share: seeded randomness, tolerance checks, a GGUF writer, tiny seeded models, and
+//! hostile files made from them.
+//!
+//! It depends on none of our crates, so that what it writes is an independent opinion on the format.
 #![forbid(unsafe_code)]
+
+pub mod approx;
+pub mod gguf;
+pub mod half;
+pub mod hostile;
+pub mod quantize;
+pub mod rng;
+pub mod tiny;
+pub mod vocab;
