@@ -1,1 +1,32 @@
+//! Between text and tokens: tokenizer, chat template, incremental detokenizer and stop strings.
+//!
+//! - [`Tokenizer`] reads the vocabulary of a GGUF file. The two kinds that Llama-style models use are here: byte-level
+//!   BPE (`gpt2` in the file) and SentencePiece BPE (`llama`). Anything else is refused by name.
+//! - [`ChatTemplate`] turns messages into the one text that a chat model was trained on.
+//! - [`Detokenizer`] turns generated tokens back into text as they come, never half a character.
+//! - [`StopMatcher`] watches that text for stop strings across chunk borders.
+//!
+//! llama.cpp is the yardstick: the same vocabulary gives the same ids. What a token means to the network, and when to
+//! stop generating, is left to `models` and `engine`.
 #![forbid(unsafe_code)]
+
+mod byte_level;
+mod chat_template;
+mod detokenizer;
+mod end_of_generation;
+mod error;
+mod json;
+mod pre_tokenizer;
+mod sentence_piece;
+mod special_tokens;
+mod stop_matcher;
+mod strftime;
+mod tokenizer;
+mod vocabulary;
+
+pub use chat_template::{ChatMessage, ChatTemplate, RenderContext, TemplateError};
+pub use detokenizer::Detokenizer;
+pub use error::Error;
+pub use pre_tokenizer::supported_names as supported_pre_tokenizers;
+pub use stop_matcher::{StopMatcher, StopOutput};
+pub use tokenizer::{EncodeOptions, Tokenizer};
