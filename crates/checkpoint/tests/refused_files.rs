@@ -8,7 +8,7 @@ use taper_testkit::tiny::TinyModel;
 
 #[track_caller]
 fn refused(builder: &GgufBuilder, parts: &[&str]) -> Error {
-    let error = Checkpoint::from_bytes("test.gguf", builder.build()).unwrap_err();
+    let error = Checkpoint::from_bytes("test.gguf", builder.build()).expect_err("the file is unsound");
     let text = error.to_string();
     for part in parts {
         assert!(text.contains(part), "{part:?} not in: {text}");

@@ -8,7 +8,7 @@ use taper_testkit::rng::SplitMix;
 use taper_testkit::tiny::TinyModel;
 
 fn open(builder: &GgufBuilder) -> Checkpoint {
-    Checkpoint::from_bytes("test.gguf", builder.build()).unwrap()
+    Checkpoint::from_bytes("test.gguf", builder.build()).expect("the file is sound")
 }
 
 #[test]

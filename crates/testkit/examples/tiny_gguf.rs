@@ -16,9 +16,10 @@ fn main() -> ExitCode {
     let Some(weight_type) = TinyType::ALL.into_iter().find(|dtype| format!("{dtype:?}") == *weight_type) else {
         return usage("the type is one of F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K");
     };
-    // Wide enough for blocks of 256, and for Qwen 3 with heads that are not hidden / heads wide.
+    // Wide enough for blocks of 256; Qwen 3 with heads that are not hidden / heads wide.
     let hidden = if weight_type.block_len() == 256 { 256 } else { 64 };
-    let model = TinyModel { architecture, weight_type, hidden, ffn: 2 * hidden, head_dim: 64, ..TinyModel::default() };
+    let head_dim = if architecture == "qwen3" { hidden / 2 } else { hidden / 4 };
+    let model = TinyModel { architecture, weight_type, hidden, ffn: 2 * hidden, head_dim, ..TinyModel::default() };
     match std::fs::write(path, model.to_gguf()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => usage(&format!("cannot write {path}: {error}")),

@@ -25,7 +25,7 @@ pub struct TinyModel {
     pub heads: usize,
     /// Number of key and value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Width of a head; Qwen 2's is `hidden / heads`.
     pub head_dim: usize,
     /// Width of the feed-forward layer.
     pub ffn: usize,
@@ -115,6 +115,7 @@ impl TinyModel {
             .f32(&key("rope.freq_base"), self.rope_base)
             .u32(&key("vocab_size"), self.vocab as u32);
         // As the converters write it: Qwen 2 states neither, Qwen 3 the head's width, Llama the rotated part.
+        assert!(arch != "qwen2" || self.heads * self.head_dim == self.hidden, "Qwen 2's heads are hidden / heads wide");
         if arch == "qwen3" || self.head_dim * self.heads != self.hidden {
             builder = builder.u32(&key("attention.key_length"), self.head_dim as u32);
             builder = builder.u32(&key("attention.value_length"), self.head_dim as u32);
