@@ -250,3 +250,6 @@ impl Scheduler {
         self.sequences.get_mut(&id).unwrap_or_else(|| panic!("{id:?} is not scheduled"))
     }
 }
+
+#[cfg(test)]
+mod tests;
