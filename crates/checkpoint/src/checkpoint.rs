@@ -68,7 +68,7 @@ impl Checkpoint {
         }
         let header = header::check(file)?;
         let content = Content::read(&mut Cursor::new(&file[..header.len]))
-            .map_err(|error| Error::BadHeader { reason: error.to_string() })?;
+            .map_err(|error| Error::BadHeader { reason: first_line(&error.to_string()) })?;
         if content.tensor_data_offset != header.data_offset {
             let reason = format!("data begins at {} or at {}", header.data_offset, content.tensor_data_offset);
             return Err(Error::BadHeader { reason });
@@ -141,6 +141,11 @@ impl Bytes {
             Bytes::Owned(bytes) => bytes,
         }
     }
+}
+
+/// candle's messages may carry a backtrace.
+fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().to_owned()
 }
 
 #[allow(unsafe_code)]

@@ -138,6 +138,16 @@ pub(crate) fn quoted(name: &[u8]) -> String {
     format!("`{escaped}`")
 }
 
+/// A complaint about a key of the file.
+pub(crate) fn bad_key(key: &[u8], reason: String) -> Error {
+    Error::BadKey { key: quoted(key), reason }
+}
+
+/// A complaint about a tensor of the file.
+pub(crate) fn bad_tensor(name: &[u8], reason: String) -> Error {
+    Error::BadTensor { tensor: quoted(name), reason }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

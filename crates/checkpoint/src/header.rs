@@ -13,7 +13,9 @@
 use std::collections::HashSet;
 
 use crate::dtype::{DType, unsupported_name};
-use crate::error::{Error, quoted};
+use crate::error::{Error, bad_key, bad_tensor, quoted};
+use crate::extent::{Extent, check_extents, tensor_len};
+use crate::kind::Kind;
 
 /// What candle may take for the metadata, by the estimate below. The largest vocabularies in use (262,144 tokens, twice
 /// as many merges) come to 150 MiB; a hostile array of single bytes would come to 72 times its size.
@@ -81,13 +83,6 @@ struct Walk<'a> {
     alignment: u64,
     /// `split.count`.
     num_parts: u64,
-}
-
-/// A tensor whose own description makes sense; `offset` and `len` are still to be held against the file.
-struct Extent<'a> {
-    name: &'a [u8],
-    offset: u64,
-    len: u64,
 }
 
 impl<'a> Walk<'a> {
@@ -261,54 +256,6 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Bytes of a tensor; `dims` as the file has them, the row length first.
-fn tensor_len(name: &[u8], dtype: DType, dims: &[u64]) -> Result<u64, Error> {
-    if dims.contains(&0) {
-        return Err(bad_tensor(name, format!("its dimensions are {dims:?}; none may be zero")));
-    }
-    let block_len = dtype.block_len() as u64;
-    if !dims[0].is_multiple_of(block_len) {
-        let reason = format!("its rows have {} elements; {dtype} comes in blocks of {block_len}", dims[0]);
-        return Err(bad_tensor(name, reason));
-    }
-    // The float32 form must be addressable too.
-    let num_elements = dims.iter().try_fold(1u64, |product, &dim| product.checked_mul(dim));
-    match num_elements {
-        Some(num) if num <= isize::MAX as u64 / 4 => Ok(num / block_len * dtype.block_bytes() as u64),
-        _ => Err(bad_tensor(name, format!("its dimensions {dims:?} overflow"))),
-    }
-}
-
-/// Holds the extents against the file. None may overlap: a file of many tensors over the same bytes would grow without
-/// bound when the tensors are repacked.
-fn check_extents(mut tensors: Vec<Extent<'_>>, data_offset: u64, file_len: u64) -> Result<(), Error> {
-    let available = file_len.saturating_sub(data_offset);
-    tensors.sort_by_key(|tensor| tensor.offset);
-    let mut previous: Option<(&Extent<'_>, u64)> = None;
-    for tensor in &tensors {
-        if !tensor.offset.is_multiple_of(8) {
-            let reason = format!("its data starts at {}, which is not aligned", tensor.offset);
-            return Err(bad_tensor(tensor.name, reason));
-        }
-        match tensor.offset.checked_add(tensor.len) {
-            Some(end) if end <= available => {
-                if let Some((other, other_end)) = previous
-                    && tensor.offset < other_end
-                {
-                    return Err(bad_tensor(tensor.name, format!("its data overlaps that of {}", quoted(other.name))));
-                }
-                previous = Some((tensor, end));
-            }
-            _ => {
-                let what = format!("the data of tensor {}", quoted(tensor.name));
-                let available = available.saturating_sub(tensor.offset);
-                return Err(Error::Truncated { what, needed: tensor.len, available });
-            }
-        }
-    }
-    Ok(())
-}
-
 fn check_bools(key: &[u8], flags: &[u8]) -> Result<(), Error> {
     match flags.iter().find(|&&flag| flag > 1) {
         Some(flag) => Err(bad_key(key, format!("a boolean is {flag}; expected 0 or 1"))),
@@ -316,68 +263,6 @@ fn check_bools(key: &[u8], flags: &[u8]) -> Result<(), Error> {
     }
 }
 
-fn bad_key(key: &[u8], reason: String) -> Error {
-    Error::BadKey { key: quoted(key), reason }
-}
-
-fn bad_tensor(name: &[u8], reason: String) -> Error {
-    Error::BadTensor { tensor: quoted(name), reason }
-}
-
 fn little_endian(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
-}
-
-/// The kinds of metadata values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    U8,
-    I8,
-    U16,
-    I16,
-    U32,
-    I32,
-    F32,
-    Bool,
-    String,
-    Array,
-    U64,
-    I64,
-    F64,
-}
-
-impl Kind {
-    fn from_id(id: u32) -> Option<Kind> {
-        const KINDS: [Kind; 13] = [
-            Kind::U8,
-            Kind::I8,
-            Kind::U16,
-            Kind::I16,
-            Kind::U32,
-            Kind::I32,
-            Kind::F32,
-            Kind::Bool,
-            Kind::String,
-            Kind::Array,
-            Kind::U64,
-            Kind::I64,
-            Kind::F64,
-        ];
-        KINDS.get(id as usize).copied()
-    }
-
-    /// Bytes of a value; the least for strings and arrays.
-    fn len(self) -> u64 {
-        match self {
-            Kind::U8 | Kind::I8 | Kind::Bool => 1,
-            Kind::U16 | Kind::I16 => 2,
-            Kind::U32 | Kind::I32 | Kind::F32 => 4,
-            Kind::U64 | Kind::I64 | Kind::F64 | Kind::String => 8,
-            Kind::Array => 12,
-        }
-    }
-
-    fn is_integer(self) -> bool {
-        !matches!(self, Kind::F32 | Kind::F64 | Kind::Bool | Kind::String | Kind::Array)
-    }
 }

@@ -13,10 +13,13 @@
 mod checkpoint;
 mod dtype;
 mod error;
+mod extent;
 mod header;
+mod kind;
 mod looks_like;
 mod metadata;
 mod tensor;
+mod value;
 
 pub use checkpoint::Checkpoint;
 pub use dtype::DType;

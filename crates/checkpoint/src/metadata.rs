@@ -9,42 +9,12 @@ use candle_core::quantized::gguf_file::Value as CandleValue;
 
 use crate::Error;
 use crate::error::quoted;
+use crate::value::{Value, convert};
 
 /// Typed access to a file's metadata.
 #[derive(Debug, Clone, Default)]
 pub struct Metadata {
     values: BTreeMap<String, Value>,
-}
-
-/// One value. Arrays are kept flat: candle's own array takes 24 bytes and more for an element of any width.
-#[derive(Debug, Clone, PartialEq)]
-enum Value {
-    Int(i128),
-    Float(f64),
-    Bool(bool),
-    String(String),
-    Ints(Vec<i64>),
-    Floats(Vec<f32>),
-    Bools(Vec<bool>),
-    Strings(Vec<String>),
-    /// Candle does not keep the element type of an empty array, so it is an array of whatever is asked for.
-    Empty,
-}
-
-impl Value {
-    fn kind(&self) -> String {
-        match self {
-            Value::Int(_) => "an integer".to_owned(),
-            Value::Float(_) => "a float".to_owned(),
-            Value::Bool(_) => "a boolean".to_owned(),
-            Value::String(_) => "a string".to_owned(),
-            Value::Ints(v) => format!("an array of {} integers", v.len()),
-            Value::Floats(v) => format!("an array of {} floats", v.len()),
-            Value::Bools(v) => format!("an array of {} booleans", v.len()),
-            Value::Strings(v) => format!("an array of {} strings", v.len()),
-            Value::Empty => "an empty array".to_owned(),
-        }
-    }
 }
 
 impl Metadata {
@@ -228,67 +198,6 @@ fn fit<F: Copy + std::fmt::Display, T: TryFrom<F>>(key: &str, value: F) -> Resul
     T::try_from(value).map_err(|_| Error::BadKey {
         key: quoted(key.as_bytes()),
         reason: format!("{value} is outside the range of {}", std::any::type_name::<T>()),
-    })
-}
-
-fn convert(value: CandleValue) -> Result<Value, String> {
-    Ok(match value {
-        CandleValue::F32(v) => Value::Float(f64::from(v)),
-        CandleValue::F64(v) => Value::Float(v),
-        CandleValue::Bool(v) => Value::Bool(v),
-        CandleValue::String(v) => Value::String(v),
-        CandleValue::Array(values) => convert_array(values)?,
-        int => Value::Int(integer(&int).ok_or("a value of an unknown type")?),
-    })
-}
-
-fn convert_array(values: Vec<CandleValue>) -> Result<Value, String> {
-    const MIXED: &str = "an array of unlike elements";
-    let num = values.len();
-    let mut values = values.into_iter().peekable();
-    Ok(match values.peek() {
-        None => Value::Empty,
-        Some(CandleValue::String(_)) => {
-            let mut texts = Vec::with_capacity(num);
-            for value in values {
-                let CandleValue::String(text) = value else { return Err(MIXED.to_owned()) };
-                texts.push(text);
-            }
-            Value::Strings(texts)
-        }
-        Some(CandleValue::F32(_) | CandleValue::F64(_)) => {
-            let number = |value| match value {
-                CandleValue::F32(v) => Ok(v),
-                CandleValue::F64(v) => Ok(v as f32),
-                _ => Err(MIXED.to_owned()),
-            };
-            Value::Floats(values.map(number).collect::<Result<_, _>>()?)
-        }
-        Some(CandleValue::Bool(_)) => {
-            let flag = |value: CandleValue| value.to_bool().map_err(|_| MIXED.to_owned());
-            Value::Bools(values.map(flag).collect::<Result<_, _>>()?)
-        }
-        Some(_) => {
-            let number = |value: CandleValue| {
-                let value = integer(&value).ok_or("an array of arrays")?;
-                i64::try_from(value).map_err(|_| format!("the element {value} is beyond the range of i64"))
-            };
-            Value::Ints(values.map(number).collect::<Result<_, _>>()?)
-        }
-    })
-}
-
-fn integer(value: &CandleValue) -> Option<i128> {
-    Some(match *value {
-        CandleValue::U8(v) => v.into(),
-        CandleValue::I8(v) => v.into(),
-        CandleValue::U16(v) => v.into(),
-        CandleValue::I16(v) => v.into(),
-        CandleValue::U32(v) => v.into(),
-        CandleValue::I32(v) => v.into(),
-        CandleValue::U64(v) => v.into(),
-        CandleValue::I64(v) => v.into(),
-        _ => return None,
     })
 }
 

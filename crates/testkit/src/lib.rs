@@ -8,6 +8,7 @@ pub mod approx;
 pub mod gguf;
 pub mod half;
 pub mod hostile;
+mod lies;
 pub mod quantize;
 pub mod rng;
 pub mod tiny;
