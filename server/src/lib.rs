@@ -1,1 +1,51 @@
 #![forbid(unsafe_code)]
+//! The OpenAI-compatible HTTP API.
+//!
+//! [`app`] is the router, [`run`] serves it on a listener until a future says stop, and [`ServerState`] is what both share
+//! with the program that loads the model: the socket may listen (and answer 503 with a reason) before the weights are read.
+//!
+//! The rules of the house, each with its tests in `tests/`:
+//! - a client's mistake is a 4xx with an OpenAI error body that names the field, never a 5xx ([`ApiError`]);
+//! - a documented parameter works or is refused by name; a field nobody knows is accepted, logged once and reported in the
+//!   `x-taper-ignored-fields` header;
+//! - dropping a response cancels its sequences, because the body owns the engine's event streams.
+//!
+//! Scheduling and sampling are `taper-engine`'s, templates and tokens `taper-text`'s.
+
+mod answer;
+mod api;
+mod body;
+mod errors;
+mod fields;
+mod generation;
+mod io_timeout;
+mod middleware;
+mod parameters;
+mod prompt;
+mod serve;
+mod sse;
+mod state;
+mod timeouts;
+mod unsupported;
+
+pub use errors::ApiError;
+pub use serve::{app, run};
+pub use state::{ServedModel, ServerState};
+pub use timeouts::Timeouts;
+
+/// What one server accepts at most; each limit has an error that names it.
+pub mod limits {
+    /// Bytes of a request body; more is a 413.
+    pub const MAX_BODY_BYTES: usize = 32 * 1024 * 1024;
+    /// Values in one JSON body. A parsed value takes up to 40 times its two bytes of text, so the byte limit alone would
+    /// let one request take gigabytes.
+    pub const MAX_JSON_VALUES: usize = 1 << 19;
+    /// Prompts in one completion request.
+    pub const MAX_PROMPTS: usize = 512;
+    /// Choices per prompt (`n`).
+    pub const MAX_CHOICES: u64 = 16;
+    /// Stop strings per request.
+    pub const MAX_STOPS: usize = 16;
+    /// Bytes of one stop string.
+    pub const MAX_STOP_BYTES: usize = 1024;
+}

@@ -1,0 +1,152 @@
+//! The parts of an answer that both generating endpoints share: its envelope, its usage, and the whole answer in one body.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::http::HeaderValue;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use taper_engine::FinishReason;
+
+use crate::errors::ApiError;
+use crate::generation::{Generation, Output, Totals};
+use crate::parameters::Parameters;
+use crate::sse;
+
+/// How one endpoint writes choices.
+pub(crate) trait Shape: Send + Unpin + 'static {
+    /// The `object` of a whole answer.
+    const OBJECT: &'static str;
+    /// The `object` of a chunk of a stream.
+    const CHUNK_OBJECT: &'static str;
+    /// What ids begin with.
+    const ID_PREFIX: &'static str;
+
+    /// The first chunk of a choice, if it has one before the text.
+    fn opening(&self, choice: usize) -> Option<Value>;
+    /// A chunk of text.
+    fn delta(&self, choice: usize, text: &str) -> Value;
+    /// The last chunk of a choice.
+    fn ending(&self, choice: usize, reason: FinishReason) -> Value;
+    /// A choice of a whole answer.
+    fn whole(&self, choice: usize, text: &str, reason: FinishReason) -> Value;
+}
+
+/// The fields that all chunks of one answer have in common.
+pub(crate) struct Envelope {
+    id: String,
+    model: String,
+    created: u64,
+}
+
+impl Envelope {
+    fn new<S: Shape>(model: &str) -> Self {
+        let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        Self {
+            id: format!("{}{}", S::ID_PREFIX, uuid::Uuid::new_v4().simple()),
+            model: model.to_owned(),
+            created: since_1970.map_or(0, |d| d.as_secs()),
+        }
+    }
+
+    /// A body or chunk with these choices.
+    pub(crate) fn wrap(&self, object: &str, choices: Vec<Value>) -> Value {
+        json!({
+            "id": self.id,
+            "object": object,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": concat!("taper-", env!("CARGO_PKG_VERSION")),
+            "choices": choices,
+        })
+    }
+}
+
+/// OpenAI's `usage`.
+pub(crate) fn usage(totals: &Totals) -> Value {
+    json!({
+        "prompt_tokens": totals.prompt_tokens,
+        "completion_tokens": totals.completion_tokens,
+        "total_tokens": totals.prompt_tokens + totals.completion_tokens,
+        "prompt_tokens_details": { "cached_tokens": 0 },
+        "completion_tokens_details": { "reasoning_tokens": 0 },
+    })
+}
+
+/// Where the time went, with the names that llama.cpp's clients read. The first token belongs to the prompt's time.
+pub(crate) fn timings(totals: &Totals) -> Option<Value> {
+    let timings = totals.timings?;
+    let per_second = |count: usize, seconds: f64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
+    let per_token_ms = |count: usize, seconds: f64| if count > 0 { seconds * 1e3 / count as f64 } else { 0.0 };
+    let decoded = totals.completion_tokens.saturating_sub(1);
+    Some(json!({
+        "queue_ms": timings.queue_s * 1e3,
+        "prompt_n": totals.prompt_tokens,
+        "prompt_ms": timings.prefill_s * 1e3,
+        "prompt_per_token_ms": per_token_ms(totals.prompt_tokens, timings.prefill_s),
+        "prompt_per_second": per_second(totals.prompt_tokens, timings.prefill_s),
+        "predicted_n": totals.completion_tokens,
+        "predicted_ms": timings.decode_s * 1e3,
+        "predicted_per_token_ms": per_token_ms(decoded, timings.decode_s),
+        "predicted_per_second": per_second(decoded, timings.decode_s),
+    }))
+}
+
+/// What an answer needs besides its text.
+pub(crate) struct Answering<'a> {
+    /// The model's id.
+    pub(crate) model: &'a str,
+    /// The request's fields that nobody knows.
+    pub(crate) ignored: &'a [String],
+    /// The interval of comments in a silent stream.
+    pub(crate) keep_alive: Duration,
+}
+
+/// Sends the answer of `generation`, streamed or whole.
+pub(crate) async fn send<S: Shape>(
+    shape: S,
+    generation: Generation,
+    parameters: &Parameters,
+    context: &Answering<'_>,
+) -> Result<Response, ApiError> {
+    let envelope = Envelope::new::<S>(context.model);
+    let mut response = if parameters.stream {
+        sse::respond(shape, envelope, generation, parameters.include_usage, context.keep_alive).await?
+    } else {
+        Json(collect(&shape, &envelope, generation).await?).into_response()
+    };
+    if !context.ignored.is_empty()
+        && let Ok(names) = HeaderValue::from_str(&context.ignored.join(", "))
+    {
+        response.headers_mut().insert("x-taper-ignored-fields", names);
+    }
+    Ok(response)
+}
+
+/// Waits for the whole answer.
+async fn collect<S: Shape>(shape: &S, envelope: &Envelope, mut generation: Generation) -> Result<Value, ApiError> {
+    let mut texts = vec![String::new(); generation.num_choices()];
+    let mut reasons = vec![None; texts.len()];
+    let mut totals = Totals::default();
+    while let Some(output) = generation.next().await {
+        match output? {
+            Output::Text { choice, text } => texts[choice].push_str(&text),
+            Output::Finished { choice, reason, text } => {
+                texts[choice].push_str(&text);
+                reasons[choice] = Some(reason);
+            }
+            Output::Totals(all) => totals = all,
+        }
+    }
+    let mut choices = Vec::with_capacity(texts.len());
+    for (choice, (text, reason)) in texts.iter().zip(reasons).enumerate() {
+        let reason = reason.ok_or_else(|| ApiError::internal("the engine left a choice unfinished"))?;
+        choices.push(shape.whole(choice, text, reason));
+    }
+    let mut body = envelope.wrap(S::OBJECT, choices);
+    body["usage"] = usage(&totals);
+    if let Some(timings) = timings(&totals) {
+        body["timings"] = timings;
+    }
+    Ok(body)
+}

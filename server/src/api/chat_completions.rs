@@ -1,0 +1,178 @@
+//! POST /v1/chat/completions: an answer to a conversation, rendered with the model's chat template.
+//!
+//! Roles are system, developer (which templates know as system), user and assistant. Content is a string or an array of
+//! text parts, which are joined by newlines. Without `max_completion_tokens` an answer may take the rest of the context.
+//! `chat_template_kwargs` gives variables to the template, such as `{"enable_thinking": false}`.
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+use taper_engine::FinishReason;
+use taper_text::ChatMessage;
+
+use crate::answer::{self, Answering, Shape};
+use crate::errors::ApiError;
+use crate::fields::{Fields, show};
+use crate::generation::Generation;
+use crate::parameters::Parameters;
+use crate::state::{Served, ServerState};
+use crate::{api, body, prompt, unsupported};
+
+/// Variables of a template that the server sets itself.
+const RESERVED_VARIABLES: &[&str] =
+    &["messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "raise_exception", "strftime_now"];
+
+struct Prepared {
+    parameters: Parameters,
+    prompt: Vec<u32>,
+    ignored: Vec<String>,
+}
+
+pub(crate) async fn chat_completions(
+    State(state): State<ServerState>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let api::Admitted { body, served, active } = api::admit(&state, &headers, body).await?;
+    let keep_alive = state.timeouts().keep_alive;
+    let for_thread = served.clone();
+    let request = api::blocking(move || prepare(&body, &state, &for_thread)).await?;
+    let sampling = request.parameters.sampling.clone();
+    let generation = Generation::start(&served, vec![request.prompt], sampling, "messages", active)?;
+    let context = Answering { model: &served.model.id, ignored: &request.ignored, keep_alive };
+    answer::send(Chat, generation, &request.parameters, &context).await
+}
+
+fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared, ApiError> {
+    let mut fields = Fields::new(body::parse_object(body)?);
+    let parameters = Parameters::take(&mut fields, state, served)?;
+    let messages = read_messages(&mut fields)?;
+    let variables = template_variables(&mut fields)?;
+    let ignored = unsupported::check_rest(fields, state)?;
+    let prompt = prompt::encode_chat(served, &messages, variables)?;
+    Ok(Prepared { parameters, prompt, ignored })
+}
+
+fn template_variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+    let Some(variables) = fields.object("chat_template_kwargs")? else { return Ok(Map::new()) };
+    let variables = variables.into_rest();
+    match RESERVED_VARIABLES.iter().find(|name| variables.contains_key(**name)) {
+        None => Ok(variables),
+        Some(name) => {
+            let param = format!("chat_template_kwargs.{name}");
+            let message = format!("{param} is set by the server and cannot be given");
+            Err(ApiError::invalid(param, message))
+        }
+    }
+}
+
+fn read_messages(fields: &mut Fields) -> Result<Vec<ChatMessage>, ApiError> {
+    let Some(items) = fields.array("messages")? else {
+        return Err(ApiError::missing("messages", "messages is missing; it is an array of {\"role\", \"content\"}"));
+    };
+    if items.is_empty() {
+        return Err(ApiError::invalid("messages", "messages must hold at least one message"));
+    }
+    items
+        .into_iter()
+        .enumerate()
+        .map(|(index, item)| read_message(Fields::nested(&format!("messages[{index}]"), item)?))
+        .collect()
+}
+
+fn read_message(mut fields: Fields) -> Result<ChatMessage, ApiError> {
+    let role_name = fields.name_of("role");
+    let role = match fields.string("role")?.as_deref() {
+        Some("system" | "developer") => "system",
+        Some("user") => "user",
+        Some("assistant") => "assistant",
+        Some("tool" | "function") => {
+            return Err(ApiError::unsupported(role_name, "messages of tools are not supported by this server"));
+        }
+        Some(other) => {
+            let got = show(&Value::String(other.to_owned()));
+            let message = format!("{role_name} must be system, developer, user or assistant, got {got}");
+            return Err(ApiError::invalid(role_name, message));
+        }
+        None => return Err(ApiError::missing(&role_name, format!("{role_name} is missing"))),
+    };
+    for called in ["tool_calls", "function_call"] {
+        if let Some(value) = fields.take(called)
+            && value.as_array().is_none_or(|calls| !calls.is_empty())
+        {
+            let name = fields.name_of(called);
+            let message = format!("{name} is not supported by this server");
+            return Err(ApiError::unsupported(name, message));
+        }
+    }
+    let name = fields.string("name")?;
+    let content_name = fields.name_of("content");
+    let content = match fields.take("content") {
+        Some(Value::String(text)) => text,
+        Some(Value::Array(parts)) => read_parts(parts, &content_name)?,
+        Some(other) => {
+            let message = format!("{content_name} must be a string or an array of text parts, got {}", show(&other));
+            return Err(ApiError::invalid(content_name, message));
+        }
+        None => return Err(ApiError::missing(&content_name, format!("{content_name} is missing"))),
+    };
+    Ok(ChatMessage { role: role.to_owned(), content, name })
+}
+
+fn read_parts(parts: Vec<Value>, path: &str) -> Result<String, ApiError> {
+    let mut texts = Vec::with_capacity(parts.len());
+    for (index, part) in parts.into_iter().enumerate() {
+        let mut fields = Fields::nested(&format!("{path}[{index}]"), part)?;
+        let (kind_name, text_name) = (fields.name_of("type"), fields.name_of("text"));
+        match fields.string("type")?.as_deref() {
+            Some("text") => {}
+            Some(other) => {
+                let got = show(&Value::String(other.to_owned()));
+                let message = format!("{kind_name} must be \"text\", got {got}; this model reads text only");
+                return Err(ApiError::unsupported(kind_name, message));
+            }
+            None => return Err(ApiError::missing(&kind_name, format!("{kind_name} is missing"))),
+        }
+        let text = fields.string("text")?;
+        texts.push(text.ok_or_else(|| ApiError::missing(&text_name, format!("{text_name} is missing")))?);
+    }
+    Ok(texts.join("\n"))
+}
+
+/// `chat.completion` objects and their chunks.
+struct Chat;
+
+impl Chat {
+    fn chunk(choice: usize, delta: &Value, reason: Option<FinishReason>) -> Value {
+        json!({ "index": choice, "delta": delta, "logprobs": null, "finish_reason": reason.map(FinishReason::as_str) })
+    }
+}
+
+impl Shape for Chat {
+    const OBJECT: &'static str = "chat.completion";
+    const CHUNK_OBJECT: &'static str = "chat.completion.chunk";
+    const ID_PREFIX: &'static str = "chatcmpl-";
+
+    fn opening(&self, choice: usize) -> Option<Value> {
+        Some(Self::chunk(choice, &json!({ "role": "assistant", "content": "" }), None))
+    }
+
+    fn delta(&self, choice: usize, text: &str) -> Value {
+        Self::chunk(choice, &json!({ "content": text }), None)
+    }
+
+    fn ending(&self, choice: usize, reason: FinishReason) -> Value {
+        Self::chunk(choice, &json!({}), Some(reason))
+    }
+
+    fn whole(&self, choice: usize, text: &str, reason: FinishReason) -> Value {
+        json!({
+            "index": choice,
+            "message": { "role": "assistant", "content": text, "refusal": null },
+            "logprobs": null,
+            "finish_reason": reason.as_str(),
+        })
+    }
+}

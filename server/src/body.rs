@@ -1,0 +1,156 @@
+//! Reading a request body: at most so many bytes, at most so long, and only JSON that is cheap to hold.
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderMap, header};
+use serde_json::{Map, Value};
+use tokio::time::{Instant, timeout_at};
+use tokio_stream::StreamExt;
+
+use crate::errors::ApiError;
+use crate::limits::{MAX_BODY_BYTES, MAX_JSON_VALUES};
+use crate::timeouts::Timeouts;
+
+/// What is read and thrown away of a body that will not be used, so that the client, which may still be sending, gets to
+/// read the answer instead of a reset connection.
+const MAX_DISCARDED_BYTES: usize = 2 * MAX_BODY_BYTES;
+
+/// Reads the body whole.
+pub(crate) async fn read(headers: &HeaderMap, body: Body, timeouts: &Timeouts) -> Result<Bytes, ApiError> {
+    let declared =
+        headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()).and_then(|v| v.parse::<u64>().ok());
+    if declared.is_some_and(|len| len > MAX_BODY_BYTES as u64) {
+        discard(body, timeouts).await;
+        return Err(ApiError::body_too_large(MAX_BODY_BYTES));
+    }
+    let deadline = Instant::now() + timeouts.body_total;
+    let mut chunks = body.into_data_stream();
+    let mut read = Vec::new();
+    let mut too_large = 0;
+    loop {
+        let next = timeout_at(deadline.min(Instant::now() + timeouts.body_pause), chunks.next());
+        let chunk = match next.await {
+            Err(_) => return Err(ApiError::body_timeout()),
+            Ok(None) => break,
+            Ok(Some(Err(_))) => return Err(ApiError::malformed("the request body broke off").closing()),
+            Ok(Some(Ok(chunk))) => chunk,
+        };
+        if too_large > 0 || read.len() + chunk.len() > MAX_BODY_BYTES {
+            read = Vec::new();
+            too_large += chunk.len();
+            if too_large > MAX_DISCARDED_BYTES {
+                break;
+            }
+        } else {
+            read.extend_from_slice(&chunk);
+        }
+    }
+    if too_large > 0 { Err(ApiError::body_too_large(MAX_BODY_BYTES)) } else { Ok(read.into()) }
+}
+
+/// Reads and forgets, within limits.
+pub(crate) async fn discard(body: Body, timeouts: &Timeouts) {
+    let deadline = Instant::now() + timeouts.body_pause;
+    let mut chunks = body.into_data_stream();
+    let mut total = 0;
+    while let Ok(Some(Ok(chunk))) = timeout_at(deadline, chunks.next()).await {
+        total += chunk.len();
+        if total > MAX_DISCARDED_BYTES {
+            break;
+        }
+    }
+}
+
+/// Parses a body that must be one JSON object. The content type is not asked for: clients often leave it out.
+pub(crate) fn parse_object(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
+    if let Err(error) = std::str::from_utf8(bytes) {
+        return Err(ApiError::malformed(format!(
+            "the body is not UTF-8: a wrong byte at offset {}",
+            error.valid_up_to()
+        )));
+    }
+    if bytes.iter().all(u8::is_ascii_whitespace) {
+        return Err(ApiError::malformed("the body is empty; expected a JSON object"));
+    }
+    if count_values(bytes) > MAX_JSON_VALUES {
+        return Err(ApiError::malformed(format!("the body has more than {MAX_JSON_VALUES} JSON values")));
+    }
+    match serde_json::from_slice(bytes) {
+        Ok(Value::Object(object)) => Ok(object),
+        Ok(other) => {
+            Err(ApiError::malformed(format!("the body must be a JSON object, got {}", crate::fields::show(&other))))
+        }
+        Err(error) => Err(ApiError::malformed(format!("the body is not valid JSON: {error}"))),
+    }
+}
+
+/// How many values the text can hold at most: one more than its commas, colons and opening brackets outside strings.
+fn count_values(text: &[u8]) -> usize {
+    let mut values = 1;
+    let mut in_string = false;
+    let mut escaped = false;
+    for &byte in text {
+        if in_string {
+            match byte {
+                _ if escaped => escaped = false,
+                b'\\' => escaped = true,
+                b'"' => in_string = false,
+                _ => {}
+            }
+        } else {
+            match byte {
+                b'"' => in_string = true,
+                b',' | b':' | b'[' | b'{' => values += 1,
+                _ => {}
+            }
+        }
+    }
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(text: &[u8]) -> String {
+        let error = parse_object(text).expect_err("should be refused");
+        assert_eq!(error.status(), 400);
+        error.message().to_owned()
+    }
+
+    #[test]
+    fn a_json_object_is_parsed_in_key_order() {
+        let object = parse_object(br#"{"b": 1, "a": [2]}"#).unwrap();
+        assert_eq!(object.keys().collect::<Vec<_>>(), ["b", "a"]);
+    }
+
+    #[test]
+    fn broken_json_is_refused_with_its_position() {
+        assert!(refusal(b"{\"a\": }").contains("line 1 column 7"));
+        assert!(refusal(b"{\"a\": 1").contains("EOF"));
+        assert!(refusal(b"[1]").contains("must be a JSON object"));
+        assert!(refusal(b" \n").contains("empty"));
+        assert!(refusal(b"{\"a\": 1e999}").contains("out of range"));
+    }
+
+    #[test]
+    fn bytes_that_are_not_utf8_are_refused_with_their_offset() {
+        assert!(refusal(b"{\"a\": \"\xff\"}").contains("offset 7"));
+    }
+
+    #[test]
+    fn deep_nesting_is_refused() {
+        let deep = format!("{{\"a\": {}1{}}}", "[".repeat(100_000), "]".repeat(100_000));
+        assert!(refusal(deep.as_bytes()).contains("recursion"));
+    }
+
+    #[test]
+    fn many_values_are_refused_before_they_take_memory() {
+        let text = format!("{{\"a\": [{}0]}}", "0,".repeat(MAX_JSON_VALUES));
+        assert!(refusal(text.as_bytes()).contains("JSON values"));
+    }
+
+    #[test]
+    fn punctuation_inside_strings_is_not_counted() {
+        assert_eq!(count_values(br#"{"a\",,,": "[[,:{"}"#), 3);
+    }
+}

@@ -1,0 +1,232 @@
+//! One HTTP request at the engine: its prompts are submitted a window at a time, and their events become one stream in
+//! which choice `j` of prompt `i` is number `i * n + j`.
+//!
+//! The body of the response owns the [`Generation`]; dropping it drops the event streams, which cancels the sequences.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use taper_engine::{
+    EngineError, EngineHandle, Event, EventStream, FinishReason, Request, SamplingParams, SubmitError, Timings, Usage,
+};
+use tokio::time::Sleep;
+
+use crate::errors::ApiError;
+use crate::state::{ActiveGuard, Served};
+
+/// Prompts of one request that are at the engine at once; a larger batch must not fill the queue for everyone.
+const MAX_IN_FLIGHT: usize = 32;
+/// How long a batch that has begun waits before it asks a full queue again.
+const QUEUE_PAUSE: Duration = Duration::from_millis(50);
+
+/// What a generation costs in all, when it is complete.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Totals {
+    pub(crate) prompt_tokens: usize,
+    pub(crate) completion_tokens: usize,
+    /// Where the time went; only for one prompt, since prompts of a batch overlap.
+    pub(crate) timings: Option<Timings>,
+}
+
+/// One piece of an answer.
+#[derive(Debug)]
+pub(crate) enum Output {
+    Text { choice: usize, text: String },
+    Finished { choice: usize, reason: FinishReason, text: String },
+    Totals(Totals),
+}
+
+struct Running {
+    prompt: usize,
+    events: EventStream,
+}
+
+/// The merged events of a request's prompts.
+pub(crate) struct Generation {
+    engine: EngineHandle,
+    prompt_param: &'static str,
+    sampling: SamplingParams,
+    num_prompts: usize,
+    waiting: VecDeque<(usize, Vec<u32>)>,
+    running: Vec<Running>,
+    /// Where the next round of polling begins, so that no prompt is always last.
+    turn: usize,
+    pause: Option<Pin<Box<Sleep>>>,
+    totals: Totals,
+    ended: bool,
+    span: tracing::Span,
+    _active: ActiveGuard,
+}
+
+impl Generation {
+    /// Submits the first prompts. Everything that can be refused is refused here, before an answer begins.
+    pub(crate) fn start(
+        served: &Arc<Served>,
+        prompts: Vec<Vec<u32>>,
+        sampling: SamplingParams,
+        prompt_param: &'static str,
+        active: ActiveGuard,
+    ) -> Result<Self, ApiError> {
+        let engine = served.model.engine.clone();
+        let context_len = served.model.context_len.min(engine.limits().context_len);
+        if let Some(too_long) = prompts.iter().find(|tokens| tokens.len() >= context_len) {
+            return Err(ApiError::context_overflow(prompt_param, too_long.len(), context_len, true));
+        }
+        if prompts.iter().any(Vec::is_empty) {
+            return Err(ApiError::from_submit(SubmitError::EmptyPrompt, prompt_param));
+        }
+        let mut generation = Self {
+            engine,
+            prompt_param,
+            sampling,
+            num_prompts: prompts.len(),
+            waiting: prompts.into_iter().enumerate().collect(),
+            running: Vec::new(),
+            turn: 0,
+            pause: None,
+            totals: Totals::default(),
+            ended: false,
+            span: tracing::Span::current(),
+            _active: active,
+        };
+        generation.submit_waiting()?;
+        Ok(generation)
+    }
+
+    /// How many choices the answer has.
+    pub(crate) fn num_choices(&self) -> usize {
+        self.num_prompts * self.sampling.n
+    }
+
+    /// Submits prompts until the window is full. A full queue refuses a request that has not begun, and makes one that has
+    /// begun wait.
+    fn submit_waiting(&mut self) -> Result<(), ApiError> {
+        while self.running.len() < MAX_IN_FLIGHT
+            && let Some((prompt, tokens)) = self.waiting.pop_front()
+        {
+            let request = Request { prompt_tokens: tokens.clone(), sampling: self.sampling.clone() };
+            match self.engine.submit(request) {
+                Ok(events) => self.running.push(Running { prompt, events }),
+                Err(SubmitError::QueueFull { .. }) if prompt > 0 => {
+                    self.waiting.push_front((prompt, tokens));
+                    self.pause = Some(Box::pin(tokio::time::sleep(QUEUE_PAUSE)));
+                    break;
+                }
+                Err(error) => return Err(ApiError::from_submit(error, self.prompt_param)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next piece; `None` after [`Output::Totals`] or an error.
+    pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Output, ApiError>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        loop {
+            if let Some(pause) = &mut self.pause
+                && pause.as_mut().poll(context).is_ready()
+            {
+                self.pause = None;
+            }
+            if self.pause.is_none()
+                && let Err(error) = self.submit_waiting()
+            {
+                return Poll::Ready(Some(Err(self.fail(error))));
+            }
+            if self.pause.is_some() && self.running.is_empty() {
+                // A pause that was just made has not been polled yet: go round once so that it wakes this task.
+                match self.pause.as_mut().map(|pause| pause.as_mut().poll(context)) {
+                    Some(Poll::Pending) => return Poll::Pending,
+                    _ => continue,
+                }
+            }
+            if self.running.is_empty() {
+                return Poll::Ready(Some(Ok(self.complete())));
+            }
+            match self.poll_running(context) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(None) => {}
+                Poll::Ready(Some(result)) => return Poll::Ready(Some(result)),
+            }
+        }
+    }
+
+    /// The next event of any running prompt; `Ready(None)` when a prompt is done and another may begin.
+    fn poll_running(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Output, ApiError>>> {
+        for step in 0..self.running.len() {
+            let index = (self.turn + step) % self.running.len();
+            let running = &mut self.running[index];
+            let first_choice = running.prompt * self.sampling.n;
+            let Poll::Ready(event) = running.events.poll_recv(context) else { continue };
+            self.turn = index + 1;
+            return Poll::Ready(match event {
+                Some(Event::Text { choice, text, .. }) => {
+                    Some(Ok(Output::Text { choice: first_choice + choice, text }))
+                }
+                Some(Event::Finished { choice, reason, text, .. }) => {
+                    Some(Ok(Output::Finished { choice: first_choice + choice, reason, text }))
+                }
+                Some(Event::Done(usage)) => {
+                    self.running.swap_remove(index);
+                    self.add(usage);
+                    None
+                }
+                Some(Event::Failed(error)) => Some(Err(self.fail(refusal(&error)))),
+                None => Some(Err(self.fail(ApiError::internal("the engine ended a request without a last word")))),
+            });
+        }
+        Poll::Pending
+    }
+
+    fn add(&mut self, usage: Usage) {
+        self.totals.prompt_tokens += usage.prompt_tokens;
+        self.totals.completion_tokens += usage.completion_tokens;
+        if self.num_prompts == 1 {
+            self.totals.timings = Some(usage.timings);
+        }
+    }
+
+    fn complete(&mut self) -> Output {
+        self.ended = true;
+        let Totals { prompt_tokens, completion_tokens, timings } = self.totals;
+        let Timings { queue_s, prefill_s, decode_s } = timings.unwrap_or_default();
+        let _in_span = self.span.enter();
+        tracing::info!(prompt_tokens, completion_tokens, queue_s, prefill_s, decode_s, "answered");
+        Output::Totals(self.totals)
+    }
+
+    fn fail(&mut self, error: ApiError) -> ApiError {
+        self.ended = true;
+        self.running.clear();
+        self.waiting.clear();
+        let _in_span = self.span.enter();
+        tracing::error!(error = %error, "a request failed after it was accepted");
+        error
+    }
+
+    /// [`Generation::poll_next`] for asynchronous code.
+    pub(crate) async fn next(&mut self) -> Option<Result<Output, ApiError>> {
+        std::future::poll_fn(|context| self.poll_next(context)).await
+    }
+}
+
+/// An engine that stops on purpose is a 503 that another server can cure; the rest are faults.
+fn refusal(error: &EngineError) -> ApiError {
+    match error {
+        EngineError::Stopped => ApiError::draining(),
+        other => ApiError::internal(other.to_string()),
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        if !self.ended {
+            let _in_span = self.span.enter();
+            tracing::info!(unfinished = self.running.len() + self.waiting.len(), "the client left; cancelled");
+        }
+    }
+}

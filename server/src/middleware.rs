@@ -1,0 +1,44 @@
+//! What happens around every request: its id, its log line, and a panic turned into a 500.
+
+use std::any::Any;
+use std::time::Instant;
+
+use axum::extract::Request;
+use axum::http::{HeaderName, HeaderValue};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use tracing::Instrument;
+
+use crate::errors::ApiError;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// A longer id from a client is replaced.
+const MAX_ID_BYTES: usize = 128;
+
+/// Gives each request an id (the client's `x-request-id`, or a new one), a span for its logs, and a log line.
+pub(crate) async fn identify(request: Request, next: Next) -> Response {
+    let id = client_id(&request).unwrap_or_else(|| uuid::Uuid::new_v4().simple().to_string());
+    let span = tracing::info_span!("request", %id);
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let begun = Instant::now();
+    let mut response = next.run(request).instrument(span.clone()).await;
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    let ms = begun.elapsed().as_secs_f64() * 1e3;
+    span.in_scope(|| tracing::info!(%method, path, status = response.status().as_u16(), ms, "responded"));
+    response
+}
+
+fn client_id(request: &Request) -> Option<String> {
+    let id = request.headers().get(REQUEST_ID)?.to_str().ok()?;
+    let is_plain = !id.is_empty() && id.len() <= MAX_ID_BYTES && id.bytes().all(|byte| byte.is_ascii_graphic());
+    is_plain.then(|| id.to_owned())
+}
+
+/// The answer after a panic in a handler.
+pub(crate) fn panicked(panic: Box<dyn Any + Send>) -> Response {
+    let what = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    tracing::error!(panic = what.unwrap_or("of unknown kind"), "a handler panicked; this is a fault of the server");
+    ApiError::internal("the server failed on this request; this is a fault of the server").into_response()
+}

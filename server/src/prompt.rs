@@ -1,0 +1,49 @@
+//! From a request's text to tokens. Runs on a blocking thread: long prompts take milliseconds.
+
+use serde_json::{Map, Value};
+use taper_text::{ChatMessage, EncodeOptions, RenderContext, TemplateError};
+
+use crate::errors::ApiError;
+use crate::state::Served;
+
+/// Tokenizes `text`, which came in the field `param`. Special tokens may be written out, as in the peers' servers.
+pub(crate) fn encode(served: &Served, text: &str, param: &str) -> Result<Vec<u32>, ApiError> {
+    let context_len = served.model.context_len;
+    // Megabytes that cannot fit are not worth tokenizing. Twice, since normalization may shorten a text.
+    let shortest = text.len() / served.longest_token_bytes.max(1) / 2;
+    if shortest > context_len {
+        return Err(ApiError::context_overflow(param, shortest, context_len, false));
+    }
+    served
+        .model
+        .tokenizer
+        .encode(text, EncodeOptions { parse_special: true, add_bos: true })
+        .map_err(|error| ApiError::invalid(param, format!("{param} cannot be tokenized: {error}")))
+}
+
+/// Renders a conversation with the model's template and tokenizes it. `extra` are variables for the template.
+pub(crate) fn encode_chat(
+    served: &Served,
+    messages: &[ChatMessage],
+    extra: Map<String, Value>,
+) -> Result<Vec<u32>, ApiError> {
+    let model = &served.model;
+    let Some(template) = &model.template else {
+        let message = "this model has no chat template; use /v1/completions, or start the server with --chat-template";
+        return Err(ApiError::invalid("messages", message));
+    };
+    let context = RenderContext {
+        bos_text: model.tokenizer.bos_text().to_owned(),
+        eos_text: model.tokenizer.eos_text().to_owned(),
+        add_generation_prompt: true,
+        tools: None,
+        extra,
+    };
+    let text = template.render(messages, &context).map_err(|error| match error {
+        TemplateError::Raised(message) => {
+            ApiError::invalid("messages", format!("the model's chat template refuses these messages: {message}"))
+        }
+        other => ApiError::invalid("messages", format!("the model's chat template failed on these messages: {other}")),
+    })?;
+    encode(served, &text, "messages")
+}

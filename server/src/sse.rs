@@ -1,0 +1,179 @@
+//! Answers as server-sent events: `data: {chunk}\n\n` for each piece, `: keep-alive\n\n` in pauses, `data: [DONE]\n\n` last.
+//!
+//! The 200 waits for the first event (but no longer than the keep-alive interval, so that proxies see life while a request
+//! queues): a failure before it is a real status. A failure after it is a frame `data: {"error": ...}`, and the end.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderName, HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use futures_core::Stream;
+use serde_json::Value;
+use tokio::time::{Instant, Sleep};
+
+use crate::answer::{Envelope, Shape, timings, usage};
+use crate::errors::ApiError;
+use crate::generation::{Generation, Output, Totals};
+
+/// Begins a streamed answer.
+pub(crate) async fn respond<S: Shape>(
+    shape: S,
+    envelope: Envelope,
+    mut generation: Generation,
+    include_usage: bool,
+    keep_alive: Duration,
+) -> Result<Response, ApiError> {
+    let first = match tokio::time::timeout(keep_alive, generation.next()).await {
+        Ok(Some(Err(error))) => return Err(error),
+        Ok(first) => first,
+        Err(_) => None,
+    };
+    let mut frames = Frames {
+        shape,
+        envelope,
+        unfinished: generation.num_choices(),
+        generation,
+        include_usage,
+        ready: VecDeque::new(),
+        held: None,
+        interval: keep_alive,
+        keep_alive: Box::pin(tokio::time::sleep(keep_alive)),
+        ended: false,
+    };
+    frames.open();
+    if let Some(first) = first {
+        frames.push(first);
+    }
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        // Asks buffering proxies to pass each event on.
+        (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+    ];
+    Ok((headers, Body::from_stream(frames)).into_response())
+}
+
+/// The frames of one answer. Owns the generation, so dropping the body cancels it.
+struct Frames<S> {
+    shape: S,
+    envelope: Envelope,
+    generation: Generation,
+    include_usage: bool,
+    unfinished: usize,
+    ready: VecDeque<Bytes>,
+    /// The last choice's last chunk, which waits for the timings that it carries.
+    held: Option<Value>,
+    interval: Duration,
+    keep_alive: Pin<Box<Sleep>>,
+    ended: bool,
+}
+
+impl<S: Shape> Frames<S> {
+    fn open(&mut self) {
+        for choice in 0..self.unfinished {
+            if let Some(opening) = self.shape.opening(choice) {
+                self.chunk(vec![opening]);
+            }
+        }
+    }
+
+    fn push(&mut self, output: Result<Output, ApiError>) {
+        match output {
+            Ok(Output::Text { choice, text }) => self.text(choice, &text),
+            Ok(Output::Finished { choice, reason, text }) => {
+                self.text(choice, &text);
+                let ending = self.make(vec![self.shape.ending(choice, reason)]);
+                self.unfinished = self.unfinished.saturating_sub(1);
+                if self.unfinished == 0 {
+                    self.held = Some(ending);
+                } else {
+                    self.frame(&ending.to_string());
+                }
+            }
+            Ok(Output::Totals(totals)) => self.finish(&totals),
+            Err(error) => {
+                if let Some(held) = self.held.take() {
+                    self.frame(&held.to_string());
+                }
+                self.frame(&error.to_json().to_string());
+                self.ended = true;
+            }
+        }
+    }
+
+    fn finish(&mut self, totals: &Totals) {
+        let timings = timings(totals);
+        if let Some(mut held) = self.held.take() {
+            if let Some(timings) = &timings {
+                held["timings"] = timings.clone();
+            }
+            self.frame(&held.to_string());
+        }
+        if self.include_usage {
+            let mut chunk = self.envelope.wrap(S::CHUNK_OBJECT, Vec::new());
+            chunk["usage"] = usage(totals);
+            if let Some(timings) = timings {
+                chunk["timings"] = timings;
+            }
+            self.frame(&chunk.to_string());
+        }
+        self.frame("[DONE]");
+        self.ended = true;
+    }
+
+    fn text(&mut self, choice: usize, text: &str) {
+        if !text.is_empty() {
+            self.chunk(vec![self.shape.delta(choice, text)]);
+        }
+    }
+
+    fn make(&self, choices: Vec<Value>) -> Value {
+        let mut chunk = self.envelope.wrap(S::CHUNK_OBJECT, choices);
+        if self.include_usage {
+            // OpenAI's streams hold a null here in all chunks but the one of usage.
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+
+    fn chunk(&mut self, choices: Vec<Value>) {
+        let chunk = self.make(choices);
+        self.frame(&chunk.to_string());
+    }
+
+    fn frame(&mut self, data: &str) {
+        self.ready.push_back(Bytes::from(format!("data: {data}\n\n")));
+    }
+}
+
+impl<S: Shape> Stream for Frames<S> {
+    type Item = Result<Bytes, Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let frames = &mut *self;
+        loop {
+            if let Some(frame) = frames.ready.pop_front() {
+                frames.keep_alive.as_mut().reset(Instant::now() + frames.interval);
+                return Poll::Ready(Some(Ok(frame)));
+            }
+            if frames.ended {
+                return Poll::Ready(None);
+            }
+            match frames.generation.poll_next(context) {
+                Poll::Ready(Some(output)) => frames.push(output),
+                Poll::Ready(None) => frames.ended = true,
+                Poll::Pending => {
+                    if frames.keep_alive.as_mut().poll(context).is_pending() {
+                        return Poll::Pending;
+                    }
+                    frames.ready.push_back(Bytes::from_static(b": keep-alive\n\n"));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! What the handlers share with the program around them: which model is served, and whether requests are taken.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use taper_engine::EngineHandle;
+use taper_text::{ChatTemplate, Tokenizer};
+use tokio::sync::watch;
+
+use crate::errors::ApiError;
+use crate::timeouts::Timeouts;
+
+/// Field names that are remembered as already logged; a client that invents names cannot grow the set beyond this.
+const MAX_LOGGED_NAMES: usize = 256;
+
+/// The model that answers.
+pub struct ServedModel {
+    /// The name that `/v1/models` lists and responses carry.
+    pub id: String,
+    /// Its vocabulary.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Its chat template; without one the chat endpoint refuses.
+    pub template: Option<ChatTemplate>,
+    /// The engine that computes.
+    pub engine: EngineHandle,
+    /// Tokens of prompt and answer together.
+    pub context_len: usize,
+    /// When it was made or loaded, in seconds since 1970.
+    pub created_unix: u64,
+}
+
+/// A served model and what is derived from it once.
+pub(crate) struct Served {
+    pub(crate) model: ServedModel,
+    /// Bytes of the longest token: no text of more than `context_len` times this can fit.
+    pub(crate) longest_token_bytes: usize,
+}
+
+enum Phase {
+    Loading(String),
+    Ready(Arc<Served>),
+    Failed(String),
+}
+
+struct Shared {
+    phase: RwLock<Phase>,
+    draining: AtomicBool,
+    aliases: RwLock<Vec<String>>,
+    active: watch::Sender<usize>,
+    logged: Mutex<BTreeSet<String>>,
+    timeouts: Timeouts,
+}
+
+/// The state of a server. Clones share it.
+#[derive(Clone)]
+pub struct ServerState(Arc<Shared>);
+
+impl Default for ServerState {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ServerState {
+    /// A server whose model is still loading.
+    pub fn new() -> Self {
+        Self::with_timeouts(Timeouts::default())
+    }
+
+    /// [`ServerState::new`] with other waits.
+    pub fn with_timeouts(timeouts: Timeouts) -> Self {
+        Self(Arc::new(Shared {
+            phase: RwLock::new(Phase::Loading("starting".to_owned())),
+            draining: AtomicBool::new(false),
+            aliases: RwLock::new(Vec::new()),
+            active: watch::Sender::new(0),
+            logged: Mutex::new(BTreeSet::new()),
+            timeouts,
+        }))
+    }
+
+    /// Says what the loading is at, for `/health` and for refused requests.
+    pub fn set_loading_reason(&self, reason: impl Into<String>) {
+        let mut phase = self.0.phase.write().unwrap_or_else(PoisonError::into_inner);
+        if let Phase::Loading(current) = &mut *phase {
+            *current = reason.into();
+        }
+    }
+
+    /// Begins to serve `model`.
+    pub fn set_ready(&self, model: ServedModel) {
+        let vocab_size = u32::try_from(model.tokenizer.vocab_size()).unwrap_or(u32::MAX);
+        let longest_token_bytes =
+            (0..vocab_size).filter_map(|id| model.tokenizer.token_text(id)).map(str::len).max().unwrap_or(1);
+        self.set_phase(Phase::Ready(Arc::new(Served { model, longest_token_bytes })));
+    }
+
+    /// Other names of the served model that requests may use, besides its id and "default".
+    pub fn set_aliases(&self, aliases: Vec<String>) {
+        *self.0.aliases.write().unwrap_or_else(PoisonError::into_inner) = aliases;
+    }
+
+    /// The model could not be loaded, or has broken; requests are refused with the reason.
+    pub fn set_failed(&self, reason: impl Into<String>) {
+        self.set_phase(Phase::Failed(reason.into()));
+    }
+
+    /// Takes no more requests; those that run go on.
+    pub fn set_draining(&self) {
+        self.0.draining.store(true, Ordering::SeqCst);
+    }
+
+    /// How many generation requests are being worked on, from the reading of the body to the last byte of the answer.
+    pub fn active_requests(&self) -> usize {
+        *self.0.active.borrow()
+    }
+
+    /// Waits until no generation request is being worked on.
+    pub async fn idle(&self) {
+        // An error would mean that the sender is gone, and `self` holds it.
+        let _ = self.0.active.subscribe().wait_for(|count| *count == 0).await;
+    }
+
+    fn set_phase(&self, phase: Phase) {
+        *self.0.phase.write().unwrap_or_else(PoisonError::into_inner) = phase;
+    }
+
+    pub(crate) fn timeouts(&self) -> &Timeouts {
+        &self.0.timeouts
+    }
+
+    /// The engine, once there is one.
+    pub(crate) fn engine(&self) -> Option<EngineHandle> {
+        match &*self.0.phase.read().unwrap_or_else(PoisonError::into_inner) {
+            Phase::Ready(served) => Some(served.model.engine.clone()),
+            Phase::Loading(_) | Phase::Failed(_) => None,
+        }
+    }
+
+    /// The served model, or why there is none.
+    pub(crate) fn served(&self) -> Result<Arc<Served>, ApiError> {
+        let phase = self.0.phase.read().unwrap_or_else(PoisonError::into_inner);
+        match &*phase {
+            Phase::Ready(served) => Ok(served.clone()),
+            Phase::Loading(reason) => Err(ApiError::loading(reason)),
+            Phase::Failed(reason) => Err(ApiError::failed(reason)),
+        }
+    }
+
+    /// The served model if a new request may be sent to it.
+    pub(crate) fn admit(&self) -> Result<Arc<Served>, ApiError> {
+        if self.is_draining() {
+            return Err(ApiError::draining());
+        }
+        self.served()
+    }
+
+    /// What `/health` says. An engine that is not healthy still gets requests, since a step that succeeds makes it healthy
+    /// again; a thread that has ended refuses them itself.
+    pub(crate) fn health(&self) -> Result<(), ApiError> {
+        if self.admit()?.model.engine.is_healthy() {
+            Ok(())
+        } else {
+            Err(ApiError::failed("its last steps failed; the log has the reason"))
+        }
+    }
+
+    /// Whether the server is stopping.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.0.draining.load(Ordering::SeqCst)
+    }
+
+    /// Whether `name` is one of the names of the model `id`.
+    pub(crate) fn answers_to(&self, id: &str, name: &str) -> bool {
+        let aliases = self.0.aliases.read().unwrap_or_else(PoisonError::into_inner);
+        name == id || name == "default" || aliases.iter().any(|alias| alias == name)
+    }
+
+    /// Counts a generation request until the guard is dropped.
+    pub(crate) fn begin(&self) -> ActiveGuard {
+        self.0.active.send_modify(|count| *count += 1);
+        ActiveGuard(self.clone())
+    }
+
+    /// True the first time it is asked about `name`.
+    pub(crate) fn first_sight(&self, name: &str) -> bool {
+        let mut logged = self.0.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        logged.len() < MAX_LOGGED_NAMES && !logged.contains(name) && logged.insert(name.to_owned())
+    }
+}
+
+/// A generation request being worked on.
+pub(crate) struct ActiveGuard(ServerState);
+
+impl Drop for ActiveGuard {
+    fn drop(&mut self) {
+        self.0.0.active.send_modify(|count| *count -= 1);
+    }
+}

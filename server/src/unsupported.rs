@@ -1,0 +1,227 @@
+//! What a request may hold besides the parameters that are read: parameters that other servers have and this one has not,
+//! and fields that change nothing in the answer.
+//!
+//! A known parameter that would change the answer is refused by name; the value that means "off" is accepted, because
+//! clients send it. A field that nobody knows is accepted (a client that met a stricter server would not work at all),
+//! logged once per name, and reported in the response's `x-taper-ignored-fields` header.
+
+use serde_json::Value;
+
+use crate::errors::ApiError;
+use crate::fields::Fields;
+use crate::state::ServerState;
+
+/// One parameter that is not there: its name, and which values ask for nothing.
+struct Row(&'static str, fn(&Value) -> bool);
+
+fn never(_: &Value) -> bool {
+    false
+}
+fn empty(value: &Value) -> bool {
+    match value {
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        Value::String(text) => text.is_empty(),
+        _ => false,
+    }
+}
+fn off(value: &Value) -> bool {
+    value == &Value::Bool(false)
+}
+fn on(value: &Value) -> bool {
+    value == &Value::Bool(true)
+}
+fn zero(value: &Value) -> bool {
+    value.as_f64() == Some(0.0)
+}
+fn zero_or_off(value: &Value) -> bool {
+    zero(value) || off(value)
+}
+fn one(value: &Value) -> bool {
+    value.as_f64() == Some(1.0)
+}
+fn at_most_one(value: &Value) -> bool {
+    zero(value) || one(value)
+}
+fn plain_text(value: &Value) -> bool {
+    value.get("type").and_then(Value::as_str) == Some("text")
+}
+fn only_text(value: &Value) -> bool {
+    empty(value) || value.as_array().is_some_and(|kinds| kinds.iter().all(|kind| kind == "text"))
+}
+fn no_forced_tool(value: &Value) -> bool {
+    value == "none" || value == "auto"
+}
+fn medium(value: &Value) -> bool {
+    value == "medium"
+}
+fn none(value: &Value) -> bool {
+    value == "none"
+}
+
+/// Parameters of OpenAI, vLLM and llama.cpp that would change the answer and are not there.
+const UNSUPPORTED: &[Row] = &[
+    // OpenAI
+    Row("tools", empty),
+    Row("tool_choice", no_forced_tool),
+    Row("functions", empty),
+    Row("function_call", no_forced_tool),
+    Row("response_format", plain_text),
+    // On the completions endpoint 0 asks for the chosen token's log-probability, so 0 is not "off".
+    Row("logprobs", off),
+    Row("top_logprobs", zero),
+    Row("logit_bias", empty),
+    Row("presence_penalty", zero),
+    Row("frequency_penalty", zero),
+    Row("best_of", at_most_one),
+    Row("suffix", empty),
+    Row("echo", off),
+    Row("audio", never),
+    Row("modalities", only_text),
+    Row("prediction", never),
+    Row("reasoning_effort", none),
+    Row("verbosity", medium),
+    Row("web_search_options", never),
+    // vLLM
+    Row("repetition_penalty", one),
+    Row("length_penalty", one),
+    Row("use_beam_search", off),
+    Row("min_tokens", zero),
+    Row("stop_token_ids", empty),
+    Row("bad_words", empty),
+    Row("allowed_token_ids", empty),
+    Row("include_stop_str_in_output", off),
+    Row("skip_special_tokens", on),
+    Row("spaces_between_special_tokens", on),
+    Row("add_special_tokens", on),
+    Row("add_generation_prompt", on),
+    Row("continue_final_message", off),
+    Row("truncate_prompt_tokens", never),
+    Row("prompt_logprobs", off),
+    Row("prompt_embeds", empty),
+    Row("return_token_ids", off),
+    Row("logits_processors", empty),
+    Row("structured_outputs", empty),
+    Row("guided_json", empty),
+    Row("guided_regex", empty),
+    Row("guided_choice", empty),
+    Row("guided_grammar", empty),
+    Row("chat_template", never),
+    Row("documents", empty),
+    Row("regex", empty),
+    Row("ebnf", empty),
+    // llama.cpp
+    Row("n_predict", never),
+    Row("grammar", empty),
+    Row("json_schema", empty),
+    Row("repeat_penalty", one),
+    Row("typical_p", one),
+    Row("top_n_sigma", |value| value.as_f64().is_some_and(|sigma| sigma <= 0.0)),
+    Row("mirostat", zero),
+    Row("xtc_probability", zero),
+    Row("dry_multiplier", zero),
+    Row("dynatemp_range", zero),
+    Row("n_probs", zero),
+    Row("return_tokens", off),
+    Row("samplers", never),
+    Row("lora", empty),
+    Row("min_keep", zero_or_off),
+];
+
+/// Fields that say who asks, how to account for it or what to cache: the answer is the same with and without.
+const HARMLESS: &[&str] = &[
+    "user",
+    "store",
+    "metadata",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "parallel_tool_calls",
+    "cache_prompt",
+    "id_slot",
+    "request_id",
+    "priority",
+    "cache_salt",
+    "timings_per_token",
+];
+
+/// Longest part of an unknown name that is logged or sent back, and the most names sent back.
+const NAME_CHARS: usize = 64;
+const MAX_REPORTED: usize = 8;
+
+/// Goes through the fields that were not read: refuses what is known and not there, and returns the names of the unknown
+/// ones, made safe for a log line and a header.
+pub(crate) fn check_rest(fields: Fields, state: &ServerState) -> Result<Vec<String>, ApiError> {
+    let mut rest = fields.into_rest();
+    rest.retain(|name, value| !value.is_null() && !HARMLESS.contains(&name.as_str()));
+    for Row(name, asks_for_nothing) in UNSUPPORTED {
+        if let Some(value) = rest.remove(*name)
+            && !asks_for_nothing(&value)
+        {
+            let hint = if *name == "n_predict" { "; its name here is max_tokens" } else { "" };
+            let message = format!(
+                "{name} is not supported by this server{hint}; leave it out (got {})",
+                crate::fields::show(&value)
+            );
+            return Err(ApiError::unsupported(*name, message));
+        }
+    }
+    let unknown: Vec<String> = rest.keys().take(MAX_REPORTED).map(|name| printable(name)).collect();
+    for name in &unknown {
+        if state.first_sight(name) {
+            tracing::warn!(field = %name, "a request has a field that this server does not know; it is ignored");
+        }
+    }
+    Ok(unknown)
+}
+
+fn printable(name: &str) -> String {
+    let safe = |c: char| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '?' };
+    name.chars().take(NAME_CHARS).map(safe).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn check(body: Value) -> Result<Vec<String>, ApiError> {
+        let Value::Object(object) = body else { panic!("tests give objects") };
+        check_rest(Fields::new(object), &ServerState::new())
+    }
+
+    #[test]
+    fn every_unsupported_parameter_is_refused_by_its_name() {
+        for Row(name, _) in UNSUPPORTED {
+            let error = check(json!({ *name: {"what": "ever"} })).expect_err(name);
+            assert_eq!(error.status(), 400);
+            assert_eq!(error.to_json()["error"]["param"], *name);
+            assert_eq!(error.to_json()["error"]["code"], "unsupported_parameter");
+            assert!(error.message().contains(name));
+        }
+    }
+
+    #[test]
+    fn null_asks_for_nothing() {
+        for Row(name, _) in UNSUPPORTED {
+            assert_eq!(check(json!({ *name: null })).unwrap(), Vec::<String>::new());
+        }
+    }
+
+    #[test]
+    fn values_that_mean_off_are_accepted() {
+        let body = json!({
+            "tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "logprobs": false, "top_logprobs": 0,
+            "logit_bias": {}, "presence_penalty": 0, "frequency_penalty": 0.0, "best_of": 1, "suffix": "", "echo": false,
+            "modalities": ["text"], "repetition_penalty": 1.0, "skip_special_tokens": true, "min_tokens": 0,
+        });
+        assert_eq!(check(body).unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn harmless_fields_are_accepted_silently_and_unknown_ones_reported() {
+        let body = json!({"user": "u", "metadata": {"a": "b"}, "my field\n": 1});
+        assert_eq!(check(body).unwrap(), ["my?field?"]);
+    }
+}

@@ -1,0 +1,223 @@
+//! Which requests are refused, with what, and which are not.
+
+mod support;
+
+use axum::body::Body;
+use axum::http::{Method, Request};
+use serde_json::{Value, json};
+use support::*;
+
+async fn check_chat_refused(fields: Value, param: &str, message: &str) {
+    let answer = chat(&state(), fields.clone()).await;
+    assert_eq!(answer.status, 400, "{fields}: {}", answer.body);
+    let error = answer.error();
+    assert_eq!(error["type"], "invalid_request_error");
+    assert_eq!(error["param"], param, "{error}");
+    assert!(error["message"].as_str().unwrap().contains(message), "{error}");
+}
+
+#[tokio::test]
+async fn a_value_of_the_wrong_type_or_size_is_refused_by_name() {
+    for (field, value, message) in [
+        ("temperature", json!("hot"), "temperature must be a number between 0 and 2, got \"hot\""),
+        ("temperature", json!(-0.1), "between 0 and 2"),
+        ("temperature", json!(2.1), "between 0 and 2"),
+        ("top_p", json!(1.5), "between 0 and 1"),
+        ("top_k", json!(1.5), "integer"),
+        ("top_k", json!(-2), "integer"),
+        ("min_p", json!(-1), "between 0 and 1"),
+        ("seed", json!(1.5), "integer of 64 bits"),
+        ("seed", json!("7"), "integer of 64 bits"),
+        ("n", json!(0), "between 1 and 16"),
+        ("n", json!(17), "between 1 and 16, got 17"),
+        ("max_tokens", json!(0), "at least 1"),
+        ("max_tokens", json!(-1), "at least 1"),
+        ("max_completion_tokens", json!("many"), "at least 1, got \"many\""),
+        ("stream", json!("yes"), "true or false"),
+        ("stream_options", json!(true), "object"),
+        ("ignore_eos", json!(1), "true or false"),
+        ("stop", json!(5), "string or an array"),
+        ("stop", json!(""), "1 to 1024 bytes"),
+        ("stop", json!(["a", ""]), "1 to 1024 bytes"),
+        ("stop", json!(vec!["a"; 17]), "at most 16"),
+        ("stop", json!(["a", null]), "1 to 1024 bytes"),
+        ("model", json!(3), "string"),
+    ] {
+        check_chat_refused(json!({ field: value }), field, message).await;
+    }
+    check_chat_refused(json!({ "stream_options": { "include_usage": 1 } }), "stream_options.include_usage", "true")
+        .await;
+}
+
+#[tokio::test]
+async fn a_bad_message_is_refused_by_its_place() {
+    let user = json!({ "role": "user", "content": "hi" });
+    for (messages, param, message) in [
+        (json!(null), "messages", "missing"),
+        (json!("hi"), "messages", "array"),
+        (json!([]), "messages", "at least one"),
+        (json!([user, "hi"]), "messages[1]", "object"),
+        (json!([user, {}]), "messages[1].role", "missing"),
+        (json!([{ "role": "wizard", "content": "" }]), "messages[0].role", "got \"wizard\""),
+        (json!([{ "role": "tool", "content": "" }]), "messages[0].role", "tools"),
+        (json!([{ "role": "user" }]), "messages[0].content", "missing"),
+        (json!([{ "role": "user", "content": 7 }]), "messages[0].content", "got 7"),
+        (json!([{ "role": "user", "content": ["a"] }]), "messages[0].content[0]", "object"),
+        (json!([{ "role": "user", "content": [{ "type": "image_url" }] }]), "messages[0].content[0].type", "text only"),
+        (json!([{ "role": "user", "content": [{ "type": "text" }] }]), "messages[0].content[0].text", "missing"),
+        (
+            json!([{ "role": "assistant", "content": "", "tool_calls": [{}] }]),
+            "messages[0].tool_calls",
+            "not supported",
+        ),
+    ] {
+        check_chat_refused(json!({ "messages": messages }), param, message).await;
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_there_yet_is_refused_by_its_name() {
+    for (field, value) in [
+        ("tools", json!([{ "type": "function" }])),
+        ("tool_choice", json!("required")),
+        ("functions", json!([{}])),
+        ("response_format", json!({ "type": "json_object" })),
+        ("logprobs", json!(true)),
+        ("top_logprobs", json!(3)),
+        ("logit_bias", json!({ "5": 1 })),
+        ("presence_penalty", json!(0.5)),
+        ("frequency_penalty", json!(-0.5)),
+        ("audio", json!({})),
+        ("modalities", json!(["text", "audio"])),
+        ("prediction", json!({})),
+        ("repetition_penalty", json!(1.1)),
+        ("guided_json", json!({ "type": "object" })),
+    ] {
+        check_chat_refused(json!({ field: value }), field, field).await;
+        let answer = chat(&state(), json!({ field: value })).await;
+        assert_eq!(answer.error()["code"], "unsupported_parameter");
+    }
+    for (field, value) in [("logprobs", json!(0)), ("best_of", json!(2)), ("suffix", json!("end"))] {
+        let answer = complete(&state(), json!({ field: value })).await;
+        assert_eq!((answer.status.as_u16(), &answer.error()["param"]), (400, &json!(field)));
+    }
+}
+
+#[tokio::test]
+async fn clients_that_send_everything_at_its_default_are_served() {
+    let fields = json!({
+        "model": "default", "tools": [], "tool_choice": "auto", "response_format": { "type": "text" }, "logprobs": false,
+        "top_logprobs": null, "logit_bias": {}, "presence_penalty": 0, "frequency_penalty": 0.0, "modalities": ["text"],
+        "n": 1, "stop": null, "seed": -5, "stream": false, "stream_options": null, "temperature": 1, "top_p": 1, "top_k": -1,
+        "user": "u", "store": false, "metadata": { "a": "b" }, "service_tier": "auto", "safety_identifier": "s",
+        "prompt_cache_key": "k", "parallel_tool_calls": true, "max_tokens": null,
+    });
+    let answer = chat(&state(), fields).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    assert!(answer.headers.get("x-taper-ignored-fields").is_none());
+}
+
+#[tokio::test]
+async fn unknown_fields_are_accepted_and_reported() {
+    for stream in [false, true] {
+        let answer = chat(&state(), json!({ "stream": stream, "my_ext": 1, "other": {} })).await;
+        assert_eq!(answer.status, 200);
+        let reported = answer.headers["x-taper-ignored-fields"].to_str().unwrap();
+        assert!(reported.contains("my_ext") && reported.contains("other"), "{reported}");
+    }
+}
+
+#[tokio::test]
+async fn the_model_may_be_absent_default_an_id_or_an_alias() {
+    for model in [json!(null), json!("default"), json!(MODEL), json!("tiny")] {
+        let answer = chat(&state(), json!({ "model": model })).await;
+        assert_eq!(answer.status, 200);
+        assert_eq!(answer.json()["model"], MODEL);
+    }
+    let answer = chat(&state(), json!({ "model": "gpt-9" })).await;
+    assert_eq!(answer.status, 404);
+    assert_eq!(answer.error()["code"], "model_not_found");
+    assert_eq!(answer.error()["param"], "model");
+    let message = answer.error()["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("gpt-9") && message.contains(MODEL), "{message}");
+}
+
+async fn check_malformed(body: &[u8], message: &str) {
+    for path in [CHAT, COMPLETIONS] {
+        let answer = post_bytes(&state(), path, body.to_vec()).await;
+        assert_eq!(answer.status, 400);
+        let error = answer.error();
+        assert_eq!(error["type"], "invalid_request_error");
+        assert!(error["message"].as_str().unwrap().contains(message), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_is_no_json_object_is_refused_with_its_position() {
+    check_malformed(b"{\"messages\": [}", "line 1 column 15").await;
+    check_malformed(b"", "empty").await;
+    check_malformed(b"[1, 2]", "JSON object").await;
+    check_malformed(b"{\"prompt\": \"\xff\"}", "offset 12").await;
+    check_malformed("[".repeat(200_000).as_bytes(), "recursion").await;
+}
+
+#[tokio::test]
+async fn the_content_type_does_not_matter() {
+    for content_type in ["text/plain", "application/x-www-form-urlencoded"] {
+        let body = json!({ "prompt": "Once" }).to_string();
+        let request = Request::post(COMPLETIONS).header("content-type", content_type).body(Body::from(body)).unwrap();
+        assert_eq!(send(&state(), request).await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn a_body_beyond_the_limit_is_413() {
+    let mut body = br#"{"prompt": ""#.to_vec();
+    body.resize(taper_server::limits::MAX_BODY_BYTES + 1, b'x');
+    let answer = post_bytes(&state(), COMPLETIONS, body).await;
+    assert_eq!(answer.status, 413);
+    assert_eq!(answer.error()["code"], "request_too_large");
+}
+
+#[tokio::test]
+async fn unknown_paths_and_methods_get_openai_errors() {
+    let answer = get(&state(), "/v1/nothing").await;
+    assert_eq!(answer.status, 404);
+    assert!(answer.error()["message"].as_str().unwrap().contains("/v1/nothing"));
+    for (method, path, allowed) in [
+        (Method::GET, CHAT, "POST"),
+        (Method::DELETE, COMPLETIONS, "POST"),
+        (Method::POST, "/v1/models", "GET,HEAD"),
+        (Method::PUT, "/health", "GET,HEAD"),
+    ] {
+        let answer = send(&state(), Request::builder().method(method).uri(path).body(Body::empty()).unwrap()).await;
+        assert_eq!(answer.status, 405);
+        assert_eq!(answer.headers["allow"], allowed);
+        assert_eq!(answer.error()["code"], "method_not_allowed");
+    }
+}
+
+#[tokio::test]
+async fn models_are_listed_and_found() {
+    let list = get(&state(), "/v1/models").await.json();
+    assert_eq!(list["object"], "list");
+    assert_eq!(list["data"][0]["id"], MODEL);
+    assert_eq!(list["data"][0]["object"], "model");
+    assert_eq!(list["data"][0]["created"], 1_700_000_000);
+    assert_eq!(list["data"][0]["max_model_len"], limits().context_len);
+    assert_eq!(get(&state(), &format!("/v1/models/{MODEL}")).await.json(), list["data"][0]);
+    assert_eq!(get(&state(), "/v1/models/tiny").await.status, 200);
+    for other in ["gpt-9", "org/name/file.gguf"] {
+        let answer = get(&state(), &format!("/v1/models/{other}")).await;
+        assert_eq!(answer.status, 404);
+        assert_eq!(answer.error()["code"], "model_not_found");
+    }
+}
+
+#[tokio::test]
+async fn a_request_id_is_echoed_or_made() {
+    let with_id = |id: &str| Request::get("/health").header("x-request-id", id).body(Body::empty()).unwrap();
+    assert_eq!(send(&state(), with_id("abc-1")).await.headers["x-request-id"], "abc-1");
+    assert_eq!(send(&state(), with_id(&"a".repeat(500))).await.headers["x-request-id"].len(), 32);
+    assert_eq!(get(&state(), "/v1/nothing").await.headers["x-request-id"].len(), 32);
+}

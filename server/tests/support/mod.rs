@@ -1,0 +1,228 @@
+//! A server on an engine without weights, and small clients for it.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderMap, Method, Request, StatusCode};
+use serde_json::{Value, json};
+use taper_engine::stub::{StubRunner, stub_limits};
+use taper_engine::{Engine, EngineConfig, EngineHandle, RunnerLimits};
+use taper_server::{ServedModel, ServerState, Timeouts, app, run};
+use taper_text::{ChatTemplate, Tokenizer};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+use tower::ServiceExt;
+
+pub const MODEL: &str = "tiny:1m";
+/// What the stub answers to every prompt.
+pub const REPLY: &str = "Ünï §k 42!";
+/// The longest that anything here may take.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+pub struct Vocabulary {
+    pub tokenizer: Arc<Tokenizer>,
+    pub template: ChatTemplate,
+}
+
+/// The byte vocabulary and ChatML template of the tiny test models: a byte's token has the byte's number.
+pub fn vocabulary() -> Vocabulary {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), taper_testkit::tiny::TinyModel::default().to_gguf()).unwrap();
+    let checkpoint = taper_checkpoint::Checkpoint::open(file.path()).unwrap();
+    let tokenizer = Arc::new(Tokenizer::from_metadata(checkpoint.metadata()).unwrap());
+    let template = ChatTemplate::from_metadata(checkpoint.metadata()).unwrap().expect("tiny models have a template");
+    Vocabulary { tokenizer, template }
+}
+
+pub fn limits() -> RunnerLimits {
+    stub_limits(vocabulary().tokenizer.vocab_size())
+}
+
+pub fn bytes_of(text: &str) -> Vec<u32> {
+    text.bytes().map(u32::from).collect()
+}
+
+pub fn end_token() -> u32 {
+    vocabulary().tokenizer.end_of_generation()[0]
+}
+
+/// A stub that answers every prompt with `reply`, byte by byte.
+pub fn replying(reply: &str) -> StubRunner {
+    StubRunner::replying(limits(), bytes_of(reply), end_token())
+}
+
+/// A stub that never ends by itself.
+pub fn babbling() -> StubRunner {
+    StubRunner::new(limits(), |tokens| u32::from(b'a') + (tokens.len() % 26) as u32)
+}
+
+pub fn state_with(runner: StubRunner, config: EngineConfig, timeouts: Timeouts) -> (ServerState, EngineHandle) {
+    let Vocabulary { tokenizer, template } = vocabulary();
+    let context_len = limits().context_len;
+    let engine = Engine::start(Box::new(runner), tokenizer.clone(), config);
+    let state = ServerState::with_timeouts(timeouts);
+    state.set_aliases(vec!["tiny".to_owned()]);
+    state.set_ready(ServedModel {
+        id: MODEL.to_owned(),
+        tokenizer,
+        template: Some(template),
+        engine: engine.clone(),
+        context_len,
+        created_unix: 1_700_000_000,
+    });
+    (state, engine)
+}
+
+/// A ready server that answers [`REPLY`].
+pub fn state() -> ServerState {
+    state_with(replying(REPLY), EngineConfig::default(), Timeouts::default()).0
+}
+
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub body: String,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    }
+
+    pub fn error(&self) -> Value {
+        self.json()["error"].clone()
+    }
+
+    /// The content of the `data:` frames, after checking the framing byte by byte.
+    pub fn frames(&self) -> Vec<String> {
+        assert_eq!(self.status, 200, "{}", self.body);
+        assert_eq!(self.headers["content-type"], "text/event-stream");
+        let frames = self.body.strip_suffix("\n\n").expect("a stream ends with an empty line").split("\n\n");
+        frames
+            .map(|frame| {
+                assert!(!frame.contains(['\n', '\r']), "a frame has one line: {frame:?}");
+                frame.strip_prefix("data: ").unwrap_or_else(|| panic!("not a data frame: {frame:?}")).to_owned()
+            })
+            .collect()
+    }
+
+    /// The chunks of a stream that must end with `[DONE]`.
+    pub fn chunks(&self) -> Vec<Value> {
+        let mut frames = self.frames();
+        assert_eq!(frames.pop().as_deref(), Some("[DONE]"));
+        frames.iter().map(|frame| serde_json::from_str(frame).unwrap()).collect()
+    }
+}
+
+pub async fn send(state: &ServerState, request: Request<Body>) -> Answer {
+    let work = async {
+        let response = app(state.clone()).oneshot(request).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+        Answer { status: parts.status, headers: parts.headers, body: String::from_utf8(bytes.to_vec()).unwrap() }
+    };
+    tokio::time::timeout(PATIENCE, work).await.expect("an answer in time")
+}
+
+pub async fn get(state: &ServerState, path: &str) -> Answer {
+    send(state, Request::get(path).body(Body::empty()).unwrap()).await
+}
+
+pub async fn post(state: &ServerState, path: &str, body: &Value) -> Answer {
+    post_bytes(state, path, body.to_string().into_bytes()).await
+}
+
+pub async fn post_bytes(state: &ServerState, path: &str, body: Vec<u8>) -> Answer {
+    let request = Request::builder().method(Method::POST).uri(path).header("content-type", "application/json");
+    send(state, request.body(Body::from(body)).unwrap()).await
+}
+
+pub const CHAT: &str = "/v1/chat/completions";
+pub const COMPLETIONS: &str = "/v1/completions";
+
+/// A chat request with these fields besides one user message.
+pub async fn chat(state: &ServerState, fields: Value) -> Answer {
+    let mut body = json!({ "messages": [{ "role": "user", "content": "Hi" }] });
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    post(state, CHAT, &body).await
+}
+
+/// A completion request with these fields; the prompt is "Once" unless given.
+pub async fn complete(state: &ServerState, fields: Value) -> Answer {
+    let mut body = json!({ "prompt": "Once" });
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    post(state, COMPLETIONS, &body).await
+}
+
+/// A server on a socket.
+pub struct Running {
+    pub address: SocketAddr,
+    pub stop: oneshot::Sender<()>,
+    pub task: tokio::task::JoinHandle<std::io::Result<()>>,
+}
+
+impl Running {
+    pub async fn start(state: &ServerState) -> Running {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let shutdown = async move {
+            // A sender that is dropped stops the server too.
+            let _ = stopped.await;
+        };
+        let task = tokio::spawn(run(listener, state.clone(), shutdown));
+        Running { address, stop, task }
+    }
+
+    pub async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+}
+
+/// The bytes of a POST of `body` on a connection of its own.
+pub fn raw_post(path: &str, body: &Value) -> Vec<u8> {
+    let body = body.to_string();
+    let length = body.len();
+    format!("POST {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}")
+        .into_bytes()
+}
+
+/// Sends bytes and reads the answer to its end.
+pub async fn exchange(stream: &mut TcpStream, bytes: &[u8]) -> String {
+    stream.write_all(bytes).await.unwrap();
+    read_all(stream).await
+}
+
+pub async fn read_all(stream: &mut TcpStream) -> String {
+    let mut answer = Vec::new();
+    let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await;
+    read.expect("an end in time").unwrap();
+    String::from_utf8(answer).unwrap()
+}
+
+/// Reads until what was read holds `text`.
+pub async fn read_until(stream: &mut TcpStream, text: &str) -> String {
+    let mut answer = Vec::new();
+    let mut chunk = [0; 4096];
+    loop {
+        let read = tokio::time::timeout(PATIENCE, stream.read(&mut chunk)).await.expect("more in time").unwrap();
+        assert_ne!(read, 0, "the connection ended before {text:?}: {}", String::from_utf8_lossy(&answer));
+        answer.extend_from_slice(&chunk[..read]);
+        if String::from_utf8_lossy(&answer).contains(text) {
+            return String::from_utf8(answer).unwrap();
+        }
+    }
+}
+
+/// Waits until `condition` holds.
+pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(tokio::time::Instant::now() < deadline, "still not so: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
