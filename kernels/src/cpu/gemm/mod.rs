@@ -1,41 +1,71 @@
-//! skeleton (being filled in)
-#![allow(dead_code, unused_variables, missing_docs)]
+//! Matrix products with weights as the file quantizes them: `out = x * matrix^T + bias`.
+//!
+//! # Numerics
+//!
+//! One class for all instruction sets, row counts and thread counts; they give the same bits, and the tests compare bits.
+//!
+//! **Quantized weights.** A row of `x` is rounded once, per block of 32: `da = max|x| / 127`, `qa = round(x * (127 / max|x|))`,
+//! ties to even (a block without a usable scale becomes zeros; one with an infinity or NaN gives NaN). Then for every output,
+//! with blocks b in ascending order and one accumulator that starts at zero:
+//!
+//! | weights | integer `i_b` (exact) | `acc = fma(f32(i_b), dw * da, acc)`, then |
+//! |---|---|---|
+//! | Q4_0, Q5_0, Q8_0 | sum of (qw - zero) qa | |
+//! | Q4_1, Q5_1 | sum of qw qa | `acc = fma(m, da * f32(sum qa), acc)` |
+//! | Q4_K, Q5_K | sum of qw qa; `dw = d s` | `acc = fma(-(dmin m), da * f32(sum qa), acc)` |
+//! | Q3_K, Q6_K | sum over halves h of s_h (sum of (qw - zero) qa); `dw = d` | |
+//! | Q2_K | sum over halves h of s_h (sum of qw qa); `dw = d` | `acc = fma(-dmin, f32(sum of m_h sum_h qa) * da, acc)` |
+//!
+//! All integers stay below 2^24, so `f32()` is exact; `d s` and `dmin m` are exact; each product with `da` and each `fma` rounds
+//! once. **Float weights:** `acc = fma(w, x, acc)`, k ascending, float32 activations. The bias is added at the end.
+//!
+//! # How
+//!
+//! Weights lie in panels of sixteen rows ([`format`]). Threads divide the panels; with many rows they also divide the rows
+//! into bands whose activations stay in the second cache, and unpack each block once for a tile of rows.
+
+mod activations;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod format;
+mod kernels;
+mod matrix;
+mod pack;
+mod portable;
+mod shared;
+#[cfg(test)]
+mod tests;
+
+pub use activations::GemmScratch;
+pub(crate) use kernels::Kernels;
+pub use matrix::PackedMatrix;
+
 use super::isa::Table;
 use super::pool::Pool;
-use crate::{Error, MatrixData};
-#[derive(Debug)]
-pub(crate) struct Kernels {}
-impl Kernels {
-    pub(crate) const PORTABLE: Kernels = Kernels {};
-    pub(crate) const AVX2: Kernels = Kernels {};
-    pub(crate) const AVX512: Kernels = Kernels {};
-}
-#[derive(Debug)]
-pub struct PackedMatrix {}
-impl PackedMatrix {
-    pub fn pack(parts: &[MatrixData<'_>], pool: &Pool) -> Result<PackedMatrix, Error> {
-        unimplemented!()
-    }
-    pub fn rows(&self) -> usize {
-        unimplemented!()
-    }
-    pub fn cols(&self) -> usize {
-        unimplemented!()
-    }
-    pub fn bytes(&self) -> usize {
-        unimplemented!()
-    }
-    pub fn embed_row(&self, row: usize, out: &mut [f32]) {
-        unimplemented!()
-    }
-}
-#[derive(Debug, Default)]
-pub struct GemmScratch {}
+use format::{BLOCK, Format, PANEL_ROWS, Terms};
+use kernels::Task;
+use matrix::Part;
+use shared::SharedMut;
+
+/// What a product runs on.
 #[derive(Debug, Clone, Copy)]
 pub struct Context<'a> {
+    /// Kernels of an instruction set.
     pub table: &'static Table,
+    /// Threads.
     pub pool: &'a Pool,
 }
+
+/// Bytes of activations that a band of rows may take: half of a common second cache, beside the weights passing through.
+const BAND_BYTES: usize = 512 * 1024;
+
+/// `out[r] = x[r] * matrix^T (+ bias)` for the first `rows` rows; `x` is `[rows, K]`, `out` `[rows, N]`. Allocates only when
+/// the scratch has not seen this size before.
+///
+/// # Panics
+/// When a slice is too short for `rows`, or the bias is not N long.
 pub fn gemm(
     context: Context<'_>,
     rows: usize,
@@ -45,5 +75,128 @@ pub fn gemm(
     out: &mut [f32],
     scratch: &mut GemmScratch,
 ) {
-    unimplemented!()
+    let (n, k) = (matrix.rows(), matrix.cols());
+    let length = |width: usize| rows.checked_mul(width).expect("a buffer of this size cannot exist");
+    let (x, out) = (&x[..length(k)], &mut out[..length(n)]);
+    assert!(bias.is_none_or(|bias| bias.len() == n), "one bias per output");
+    if rows == 0 || n == 0 {
+        return;
+    }
+    if k == 0 {
+        for row in out.chunks_exact_mut(n) {
+            match bias {
+                Some(bias) => row.copy_from_slice(bias),
+                None => row.fill(0.0),
+            }
+        }
+        return;
+    }
+    let kernels = &context.table.gemm;
+    let formats = || matrix.parts.iter().filter_map(|part| Format::of(part.weight_type));
+    if formats().next().is_some() {
+        let mut wanted = [false; Terms::COUNT];
+        formats().for_each(|format| wanted[format.terms() as usize] = true);
+        scratch.quantize(kernels, context.pool, x, k, wanted);
+    }
+    let product = Multiplication { kernels, matrix, rows, x, bias, out: SharedMut::new(out), scratch };
+    let plan = Plan::new(&product, context.pool.threads());
+    context.pool.run(plan.num_bands * plan.groups_per_band, |chunk| {
+        product.run(&plan, chunk / plan.groups_per_band, chunk % plan.groups_per_band);
+    });
+}
+
+/// How a product is divided: bands of rows, and in each groups of panels of one part.
+struct Plan {
+    band_rows: usize,
+    num_bands: usize,
+    group_panels: usize,
+    groups_per_band: usize,
+}
+
+impl Plan {
+    fn new(product: &Multiplication<'_>, threads: usize) -> Plan {
+        let (rows, cols, tile) = (product.rows, product.matrix.cols(), product.kernels.tile_rows);
+        let band_rows = (BAND_BYTES / cols / tile * tile).clamp(tile, rows.next_multiple_of(tile));
+        let num_bands = rows.div_ceil(band_rows);
+        let parts = &product.matrix.parts;
+        let num_panels: usize = parts.iter().map(Part::num_panels).sum();
+        // Enough groups that a late thread costs little, and groups of eight panels, the streams a kernel walks together,
+        // where there are enough of them.
+        let share = num_panels * num_bands / (threads * 4).max(1);
+        let group_panels = if share >= 8 { (share / 8 * 8).min(32) } else { share.max(1) };
+        let groups_per_band = parts.iter().map(|part| part.num_panels().div_ceil(group_panels)).sum();
+        Plan { band_rows, num_bands, group_panels, groups_per_band }
+    }
+}
+
+/// One product in progress.
+struct Multiplication<'a> {
+    kernels: &'static Kernels,
+    matrix: &'a PackedMatrix,
+    rows: usize,
+    x: &'a [f32],
+    bias: Option<&'a [f32]>,
+    out: SharedMut<'a, f32>,
+    scratch: &'a GemmScratch,
+}
+
+impl Multiplication<'_> {
+    /// One group of panels times one band of rows.
+    fn run(&self, plan: &Plan, band: usize, mut group: usize) {
+        for part in &self.matrix.parts {
+            let groups = part.num_panels().div_ceil(plan.group_panels);
+            if group < groups {
+                let first = group * plan.group_panels;
+                let panels = first..(first + plan.group_panels).min(part.num_panels());
+                let rows = band * plan.band_rows..((band + 1) * plan.band_rows).min(self.rows);
+                return self.run_part(part, panels, rows);
+            }
+            group -= groups;
+        }
+        unreachable!("the plan has as many groups as the parts");
+    }
+
+    fn run_part(&self, part: &Part, panels: std::ops::Range<usize>, rows: std::ops::Range<usize>) {
+        let tile = self.kernels.tile_rows;
+        let at_once = if rows.len() <= tile { panels.len() } else { self.kernels.tile_panels };
+        let kernel = self.kernels.product(part.weight_type);
+        for first_panel in panels.clone().step_by(at_once) {
+            let num_panels = at_once.min(panels.end - first_panel);
+            for first_row in rows.clone().step_by(tile) {
+                let task = self.task(part, first_panel, num_panels, first_row, tile.min(rows.end - first_row));
+                // SAFETY: the table is only given out on machines that have its instruction set. `task` takes its pointers
+                // from slices that are alive and as long as rows and panels ask for (asserted at the door, sized in `pack`
+                // and `quantize`); the outputs of a group and band belong to one chunk, and every chunk runs once.
+                unsafe { kernel(&task) };
+            }
+        }
+    }
+
+    fn task(&self, part: &Part, first_panel: usize, num_panels: usize, first_row: usize, rows: usize) -> Task {
+        let (n, cols) = (self.matrix.rows(), self.matrix.cols());
+        let first_output = first_panel * PANEL_ROWS;
+        let column = part.first_row + first_output;
+        let (mut quants, mut scales, mut terms) = (std::ptr::null(), std::ptr::null(), std::ptr::null());
+        if let Some(format) = Format::of(part.weight_type) {
+            let first_block = first_row * (cols / BLOCK);
+            quants = self.scratch.quants[first_block * BLOCK..].as_ptr();
+            scales = self.scratch.scales[first_block..].as_ptr();
+            terms = self.scratch.terms[format.terms() as usize][first_block * format.terms().words()..].as_ptr();
+        }
+        Task {
+            panels: part.data[first_panel * part.panel_bytes..].as_ptr(),
+            panel_bytes: part.panel_bytes,
+            num_panels,
+            cols,
+            rows,
+            x: self.x[first_row * cols..].as_ptr(),
+            quants,
+            scales,
+            terms,
+            out: self.out.at(first_row * n + column),
+            out_stride: n,
+            outputs: (num_panels * PANEL_ROWS).min(part.rows - first_output),
+            bias: self.bias.map_or(std::ptr::null(), |bias| bias[column..].as_ptr()),
+        }
+    }
 }

@@ -1,0 +1,366 @@
+//! The kernels for AVX-512 with VNNI: one vector is four k of sixteen rows, `vpdpbusd` multiplies it with four activation
+//! bytes broadcast from memory. See [`super`] for the arithmetic and [`super::format`] for the layout.
+
+use super::activations::{RowTarget, block_scale};
+use super::avx512;
+use super::format::{BLOCK, High, Low, PANEL_ROWS, Quantized, SUPERBLOCK, Scales};
+use super::kernels::{Kernels, Task, products};
+use std::arch::x86_64::*;
+
+impl Kernels {
+    /// AVX-512 F, BW, VL, DQ and VNNI.
+    pub(crate) const AVX512: Kernels =
+        Kernels { quantize: quantize_row, products: products!(avx512), tile_rows: 8, tile_panels: 2 };
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+fn quantize_row(x: &[f32], mut target: RowTarget<'_>) {
+    let magnitude = _mm512_set1_epi32(0x7FFF_FFFF);
+    for (block, x) in x.as_chunks::<BLOCK>().0.iter().enumerate() {
+        // SAFETY: the two halves of 32 floats.
+        let (first, second) = unsafe { (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16))) };
+        let bits = |x: __m512| _mm512_and_si512(_mm512_castps_si512(x), magnitude);
+        let largest = _mm512_reduce_max_epu32(_mm512_max_epu32(bits(first), bits(second)));
+        let (scale, factor) = block_scale(largest);
+        if factor == 0.0 {
+            target.put_zero(block, scale);
+            continue;
+        }
+        let factor = _mm512_set1_ps(factor);
+        // The default rounding of a conversion is to nearest, ties to even.
+        let first = _mm512_cvtps_epi32(_mm512_mul_ps(first, factor));
+        let second = _mm512_cvtps_epi32(_mm512_mul_ps(second, factor));
+        let index = target.index(block);
+        let values = target.values(index);
+        // SAFETY: two stores of sixteen bytes into 32.
+        unsafe {
+            _mm_storeu_si128(values.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(first));
+            _mm_storeu_si128(values.as_mut_ptr().add(16).cast(), _mm512_cvtepi32_epi8(second));
+        }
+        target.scales[index] = scale;
+        target.sums[index] = [_mm512_reduce_add_epi32(first), _mm512_reduce_add_epi32(second)];
+    }
+}
+
+/// Stores sixteen outputs of one row, or as many as exist.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn store(task: &Task, panel: usize, row: usize, sums: __m512) {
+    let first = panel * PANEL_ROWS;
+    let lanes = PANEL_ROWS.min(task.outputs - first);
+    let mask = (0xFFFF_u32 >> (PANEL_ROWS - lanes)) as __mmask16;
+    // SAFETY: lanes below `outputs`, the width that out (for `rows` rows) and bias (if any) are valid for.
+    unsafe {
+        let mut sums = sums;
+        if !task.bias.is_null() {
+            sums = _mm512_add_ps(sums, _mm512_maskz_loadu_ps(mask, task.bias.add(first)));
+        }
+        _mm512_mask_storeu_ps(task.out.add(row * task.out_stride + first), mask, sums);
+    }
+}
+
+/// Runs a kernel over all panels of a task, `$wide` at a time and then fewer. Few rows walk many panels together: many
+/// streams from memory, and enough independent sums to hide the latency of their chains.
+macro_rules! sweep {
+    ($task:ident, $kernel:ident, $type:ident) => {{
+        match $task.rows {
+            1 => sweep!(@panels $task, $kernel, $type, 1, 8, 4, 2, 1),
+            2 => sweep!(@panels $task, $kernel, $type, 2, 4, 2, 1),
+            3 => sweep!(@panels $task, $kernel, $type, 3, 2, 1),
+            4 => sweep!(@panels $task, $kernel, $type, 4, 2, 1),
+            5 => sweep!(@panels $task, $kernel, $type, 5, 2, 1),
+            6 => sweep!(@panels $task, $kernel, $type, 6, 2, 1),
+            7 => sweep!(@panels $task, $kernel, $type, 7, 2, 1),
+            _ => sweep!(@panels $task, $kernel, $type, 8, 2, 1),
+        }
+    }};
+    (@panels $task:ident, $kernel:ident, $type:ident, $rows:literal, $($panels:literal),*) => {{
+        let mut panel = 0;
+        $(
+            while $task.num_panels - panel >= $panels {
+                $kernel::<$type, $panels, $rows>($task, panel);
+                panel += $panels;
+            }
+        )*
+    }};
+}
+
+/// # Safety
+/// See [`super::kernels::Product`].
+pub(super) unsafe fn quantized<F: Quantized>(task: &Task) {
+    debug_assert!((1..=8).contains(&task.rows));
+    // SAFETY: the caller's obligation, passed on.
+    unsafe { sweep!(task, quantized_panels, F) }
+}
+
+/// # Safety
+/// See [`super::kernels::Product`].
+pub(super) unsafe fn floats<E: Element>(task: &Task) {
+    debug_assert!((1..=8).contains(&task.rows));
+    // SAFETY: the caller's obligation, passed on.
+    unsafe { sweep!(task, float_panels, E) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn quantized_panels<F: Quantized, const PANELS: usize, const ROWS: usize>(task: &Task, first_panel: usize) {
+    let format = F::FORMAT;
+    let (blocks, words) = (task.cols / BLOCK, format.terms().words());
+    // SAFETY: `place` keeps every load inside its panel (tested), the task's activations have `blocks * ROWS` entries, and
+    // `first_panel + PANELS <= num_panels`.
+    unsafe {
+        let panels = task.panels.add(first_panel * task.panel_bytes);
+        let mut sums = [[_mm512_setzero_ps(); ROWS]; PANELS];
+        let mut start = 0;
+        let mut block = 0;
+        while block < blocks {
+            let in_superblock = SUPERBLOCK.min(blocks - block);
+            let head = start + in_superblock * format.quant_bytes();
+            for index in 0..in_superblock {
+                let quants = start + index * format.quant_bytes();
+                let scales = head + format.head_bytes() + index * format.scale_bytes();
+                let at = (block + index) * ROWS;
+                let x = (task.quants.add(at * BLOCK), task.scales.add(at), task.terms.add(at * words));
+                for panel in 0..PANELS {
+                    let base = panels.add(panel * task.panel_bytes);
+                    let weights = unpack::<F>(base.add(quants));
+                    let scaling = Scaling::load::<F>(base.add(head), base.add(scales));
+                    for row in 0..ROWS {
+                        let (quants, terms) = (x.0.add(row * BLOCK).cast::<i32>(), x.2.add(row * words));
+                        let two_chains = ROWS == 1;
+                        let integer = scaling.integer::<F>(&weights, quants, terms, two_chains);
+                        let da = _mm512_set1_ps(*x.1.add(row));
+                        sums[panel][row] = scaling.add::<F>(integer, da, terms, sums[panel][row]);
+                    }
+                }
+            }
+            start += format.superblock_bytes(in_superblock);
+            block += in_superblock;
+        }
+        for (panel, sums) in sums.iter().enumerate() {
+            for (row, &sums) in sums.iter().enumerate() {
+                store(task, first_panel + panel, row, sums);
+            }
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+fn shift_right(x: __m512i, bits: usize) -> __m512i {
+    _mm512_srl_epi16(x, _mm_cvtsi32_si128(bits as i32))
+}
+
+/// Bits `from..` of every byte moved to `to..`; neighbours come along and are masked off by the caller.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+fn move_bits(x: __m512i, from: usize, to: usize) -> __m512i {
+    if from >= to { shift_right(x, from - to) } else { _mm512_sll_epi16(x, _mm_cvtsi32_si128((to - from) as i32)) }
+}
+
+/// The eight groups of a block.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn unpack<F: Quantized>(planes: *const u8) -> [__m512i; 8] {
+    let format = F::FORMAT;
+    let low_bits = format.low_bits() as usize;
+    let mut groups = [_mm512_setzero_si512(); 8];
+    for (g, group) in groups.iter_mut().enumerate() {
+        let (vector, shift) = match format.low {
+            Low::Pairs => (g / 4, 2 * (g % 4)),
+            Low::Nibbles => (g % 4, 4 * (g / 4)),
+            Low::Bytes => (g, 0),
+        };
+        // SAFETY: a block has `low_vectors` vectors here, 64-byte aligned.
+        let mut value = unsafe { _mm512_load_si512(planes.add(64 * vector).cast()) };
+        if format.low != Low::Bytes {
+            value = _mm512_and_si512(shift_right(value, shift), _mm512_set1_epi8((1 << low_bits) - 1));
+        }
+        if format.high != High::None {
+            let (vector, from, mask) = match format.high {
+                High::OneBit => (0, g, 1),
+                _ => (g / 4, 2 * (g % 4), 3),
+            };
+            // SAFETY: and its high vectors after them.
+            let high = unsafe { _mm512_load_si512(planes.add(64 * (format.low_vectors() + vector)).cast()) };
+            // value | (high & mask)
+            let mask = _mm512_set1_epi8(((mask as u32) << low_bits) as i8);
+            value = _mm512_ternarylogic_epi32::<0xF8>(value, move_bits(high, from, low_bits), mask);
+        }
+        *group = value;
+    }
+    groups
+}
+
+/// Scales of a block for sixteen rows.
+#[derive(Clone, Copy)]
+struct Scaling {
+    factor: __m512,
+    /// What is subtracted: `fnmadd` takes it.
+    min: __m512,
+    halves: [__m512i; 2],
+    half_mins: [__m512i; 2],
+}
+
+impl Scaling {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    unsafe fn load<F: Quantized>(head: *const u8, scales: *const u8) -> Scaling {
+        // SAFETY (both closures): places of sixteen float16 or bytes in a panel.
+        let halfs = |at: *const u8| unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) };
+        let bytes = |at: usize| unsafe { _mm_loadu_si128(scales.add(at).cast()) };
+        let (zero, none) = (_mm512_setzero_ps(), _mm512_setzero_si512());
+        let mut this = Scaling { factor: zero, min: zero, halves: [none; 2], half_mins: [none; 2] };
+        // SAFETY: the places are those that `Format` describes.
+        unsafe {
+            match F::FORMAT.scales {
+                Scales::D => this.factor = halfs(scales),
+                Scales::DM => {
+                    this.factor = halfs(scales);
+                    this.min = halfs(scales.add(32));
+                }
+                Scales::Block => {
+                    let float = |at: usize| _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes(at)));
+                    this.factor = _mm512_mul_ps(halfs(head), float(0));
+                    this.min = _mm512_mul_ps(halfs(head.add(32)), float(16));
+                }
+                Scales::Half => {
+                    this.factor = halfs(head);
+                    this.halves = [_mm512_cvtepi8_epi32(bytes(0)), _mm512_cvtepi8_epi32(bytes(16))];
+                }
+                Scales::HalfMin => {
+                    this.factor = halfs(head);
+                    this.min = halfs(head.add(32));
+                    let both = [_mm512_cvtepu8_epi32(bytes(0)), _mm512_cvtepu8_epi32(bytes(16))];
+                    this.halves = both.map(|both| _mm512_and_si512(both, _mm512_set1_epi32(15)));
+                    this.half_mins = both.map(|both| _mm512_srli_epi32::<4>(both));
+                }
+            }
+        }
+        this
+    }
+
+    /// The exact integer of one block and row.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    unsafe fn integer<F: Quantized>(self, w: &[__m512i; 8], x: *const i32, terms: *const i32, two: bool) -> __m512i {
+        let format = F::FORMAT;
+        let none = _mm512_setzero_si512();
+        // SAFETY: a block of a row has eight groups of four bytes, and the words that its type's terms have.
+        unsafe {
+            let mut first = if format.has_min() { none } else { _mm512_set1_epi32(*terms) };
+            let halves = format.has_halves();
+            let mut second = if halves && !format.has_min() { _mm512_set1_epi32(*terms.add(1)) } else { none };
+            for g in 0..4 {
+                first = _mm512_dpbusd_epi32(first, w[g], _mm512_set1_epi32(x.add(g).read_unaligned()));
+            }
+            if halves || two {
+                for g in 4..8 {
+                    second = _mm512_dpbusd_epi32(second, w[g], _mm512_set1_epi32(x.add(g).read_unaligned()));
+                }
+            } else {
+                for g in 4..8 {
+                    first = _mm512_dpbusd_epi32(first, w[g], _mm512_set1_epi32(x.add(g).read_unaligned()));
+                }
+            }
+            if halves {
+                first = _mm512_mullo_epi32(first, self.halves[0]);
+                second = _mm512_mullo_epi32(second, self.halves[1]);
+            }
+            if halves || two { _mm512_add_epi32(first, second) } else { first }
+        }
+    }
+
+    /// Adds the scaled integer and the minimum to a sum.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    unsafe fn add<F: Quantized>(self, integer: __m512i, da: __m512, terms: *const i32, sum: __m512) -> __m512 {
+        let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integer), _mm512_mul_ps(self.factor, da), sum);
+        // SAFETY: the words that the type's terms have.
+        unsafe {
+            match F::FORMAT.scales {
+                Scales::D | Scales::Half => sum,
+                Scales::DM => _mm512_fmadd_ps(self.min, _mm512_set1_ps(*terms.cast::<f32>()), sum),
+                Scales::Block => _mm512_fnmadd_ps(self.min, _mm512_set1_ps(*terms.cast::<f32>()), sum),
+                Scales::HalfMin => {
+                    let first = _mm512_mullo_epi32(self.half_mins[0], _mm512_set1_epi32(*terms));
+                    let second = _mm512_mullo_epi32(self.half_mins[1], _mm512_set1_epi32(*terms.add(1)));
+                    let integer = _mm512_cvtepi32_ps(_mm512_add_epi32(first, second));
+                    _mm512_fnmadd_ps(self.min, _mm512_mul_ps(integer, da), sum)
+                }
+            }
+        }
+    }
+}
+
+/// A float type that weights are stored in.
+pub(super) trait Element {
+    /// Bytes of one.
+    const BYTES: usize;
+    /// Sixteen of them.
+    ///
+    /// # Safety
+    /// AVX-512, and sixteen elements at `at`.
+    unsafe fn load(at: *const u8) -> __m512;
+}
+
+pub(super) struct F32;
+pub(super) struct F16;
+pub(super) struct BF16;
+
+impl Element for F32 {
+    const BYTES: usize = 4;
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    unsafe fn load(at: *const u8) -> __m512 {
+        // SAFETY: the caller's obligation.
+        unsafe { _mm512_loadu_ps(at.cast()) }
+    }
+}
+
+impl Element for F16 {
+    const BYTES: usize = 2;
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    unsafe fn load(at: *const u8) -> __m512 {
+        // SAFETY: the caller's obligation.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
+    }
+}
+
+impl Element for BF16 {
+    const BYTES: usize = 2;
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    unsafe fn load(at: *const u8) -> __m512 {
+        // SAFETY: the caller's obligation.
+        let bits = unsafe { _mm256_loadu_si256(at.cast()) };
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn float_panels<E: Element, const PANELS: usize, const ROWS: usize>(task: &Task, first_panel: usize) {
+    // SAFETY: a float panel is `cols` runs of sixteen elements, `x` has ROWS rows of `cols`, and
+    // `first_panel + PANELS <= num_panels`.
+    unsafe {
+        let panels = task.panels.add(first_panel * task.panel_bytes);
+        let mut sums = [[_mm512_setzero_ps(); ROWS]; PANELS];
+        for k in 0..task.cols {
+            let mut weights = [_mm512_setzero_ps(); PANELS];
+            for (panel, weights) in weights.iter_mut().enumerate() {
+                *weights = E::load(panels.add(panel * task.panel_bytes + k * PANEL_ROWS * E::BYTES));
+            }
+            for row in 0..ROWS {
+                let x = _mm512_set1_ps(*task.x.add(row * task.cols + k));
+                for panel in 0..PANELS {
+                    sums[panel][row] = _mm512_fmadd_ps(weights[panel], x, sums[panel][row]);
+                }
+            }
+        }
+        for (panel, sums) in sums.iter().enumerate() {
+            for (row, &sums) in sums.iter().enumerate() {
+                store(task, first_panel + panel, row, sums);
+            }
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! What an instruction set provides for matrix products, and the task that its kernels are given.
+
+use super::activations::RowTarget;
+use crate::WeightType;
+
+/// The product of a few panels with one tile of rows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Task {
+    /// The first panel, 64-byte aligned.
+    pub(super) panels: *const u8,
+    /// Distance between panels.
+    pub(super) panel_bytes: usize,
+    /// How many; their outputs lie side by side.
+    pub(super) num_panels: usize,
+    /// Inputs K.
+    pub(super) cols: usize,
+    /// Rows of the tile, 1 to `tile_rows`.
+    pub(super) rows: usize,
+    /// Float types: the first row, rows `cols` apart.
+    pub(super) x: *const f32,
+    /// Quantized types: values of the tile, `[block][rows][32]`.
+    pub(super) quants: *const i8,
+    /// Their scales, `[block][rows]`.
+    pub(super) scales: *const f32,
+    /// Their terms, `[block][rows][words]`.
+    pub(super) terms: *const i32,
+    /// The first output of the first row.
+    pub(super) out: *mut f32,
+    /// Distance between rows of the output.
+    pub(super) out_stride: usize,
+    /// Outputs that exist; fewer than 16 a panel at the end of a part.
+    pub(super) outputs: usize,
+    /// The bias of the first output; null where there is none.
+    pub(super) bias: *const f32,
+}
+
+/// # Safety
+/// The processor has the table's instruction set, and the pointers of the task are valid for what their fields say.
+pub(crate) type Product = unsafe fn(&Task);
+
+/// # Safety
+/// The processor has the table's instruction set. (Memory is checked: the row is a slice, and so are the targets.)
+pub(crate) type QuantizeRow = unsafe fn(&[f32], RowTarget<'_>);
+
+/// The matrix kernels of one instruction set.
+#[derive(Debug)]
+pub(crate) struct Kernels {
+    /// Quantizes one row of activations.
+    pub(super) quantize: QuantizeRow,
+    /// One product per weight type, in the order of [`WeightType::ALL`].
+    pub(super) products: [Product; WeightType::ALL.len()],
+    /// Rows that share one unpacking of a block.
+    pub(super) tile_rows: usize,
+    /// Panels handed to a kernel at once when there are several tiles, so that they stay in the first cache.
+    pub(super) tile_panels: usize,
+}
+
+impl Kernels {
+    pub(super) fn product(&self, weight_type: WeightType) -> Product {
+        self.products[weight_type as usize]
+    }
+}
+
+/// Instantiates a kernel for each weight type: `products!(module)` takes `module::quantized::<format>` and
+/// `module::floats::<element>`.
+macro_rules! products {
+    ($module:ident) => {{
+        use super::format;
+        [
+            $module::floats::<$module::F32> as super::kernels::Product,
+            $module::floats::<$module::F16>,
+            $module::floats::<$module::BF16>,
+            $module::quantized::<format::Q4_0>,
+            $module::quantized::<format::Q4_1>,
+            $module::quantized::<format::Q5_0>,
+            $module::quantized::<format::Q5_1>,
+            $module::quantized::<format::Q8_0>,
+            $module::quantized::<format::Q2_K>,
+            $module::quantized::<format::Q3_K>,
+            $module::quantized::<format::Q4_K>,
+            $module::quantized::<format::Q5_K>,
+            $module::quantized::<format::Q6_K>,
+        ]
+    }};
+}
+pub(super) use products;

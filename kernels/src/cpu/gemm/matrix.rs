@@ -1,0 +1,158 @@
+//! A weight matrix repacked for the kernels: sixteen rows to a panel, still quantized.
+
+use super::format::{BLOCK, Format, PANEL_ROWS, Scales};
+use super::pack::{pack_panel, quant_at};
+use super::shared::SharedMut;
+use crate::cpu::pool::Pool;
+use crate::memory::AlignedVec;
+use crate::{Error, MatrixData, WeightType};
+use half::{bf16, f16};
+
+/// Rows of one type inside a matrix.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) weight_type: WeightType,
+    /// Its first output in the matrix.
+    pub(super) first_row: usize,
+    pub(super) rows: usize,
+    pub(super) panel_bytes: usize,
+    pub(super) data: AlignedVec<u8>,
+}
+
+impl Part {
+    pub(super) fn num_panels(&self) -> usize {
+        self.rows.div_ceil(PANEL_ROWS)
+    }
+}
+
+/// One or several stacked matrices, packed in panels for the kernels of any instruction set.
+#[derive(Debug)]
+pub struct PackedMatrix {
+    pub(super) parts: Vec<Part>,
+    rows: usize,
+    cols: usize,
+}
+
+impl PackedMatrix {
+    /// Packs stacked parts; refuses sizes that do not fit their types.
+    ///
+    /// # Panics
+    /// When there is no part or the parts differ in width.
+    pub fn pack(parts: &[MatrixData<'_>], pool: &Pool) -> Result<PackedMatrix, Error> {
+        let cols = parts.first().expect("a matrix has at least one part").cols;
+        assert!(parts.iter().all(|part| part.cols == cols), "stacked parts read the same input");
+        let mut packed = Vec::with_capacity(parts.len());
+        let mut rows = 0_usize;
+        for part in parts {
+            packed.push(pack_part(*part, rows, pool)?);
+            rows =
+                rows.checked_add(part.rows).ok_or(Error::OutOfMemory { what: "a weight matrix", bytes: usize::MAX })?;
+        }
+        Ok(PackedMatrix { parts: packed, rows, cols })
+    }
+
+    /// Outputs N.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Inputs K.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Bytes that one product reads.
+    pub fn bytes(&self) -> usize {
+        self.parts.iter().map(|part| part.data.len()).sum()
+    }
+
+    /// Decodes one row to float32, the same bits as decoding it from the file.
+    ///
+    /// # Panics
+    /// When the row does not exist or `out` is not `cols` long.
+    pub fn embed_row(&self, row: usize, out: &mut [f32]) {
+        assert_eq!(out.len(), self.cols, "a row of the table");
+        let part = self.parts.iter().find(|part| row < part.first_row + part.rows);
+        let part = part.unwrap_or_else(|| panic!("row {row} of a table of {}", self.rows));
+        let row = row - part.first_row;
+        let panel = &part.data[row / PANEL_ROWS * part.panel_bytes..][..part.panel_bytes];
+        decode_row(part.weight_type, panel, row % PANEL_ROWS, out);
+    }
+}
+
+fn pack_part(part: MatrixData<'_>, first_row: usize, pool: &Pool) -> Result<Part, Error> {
+    let MatrixData { weight_type, rows, cols, bytes } = part;
+    if !cols.is_multiple_of(weight_type.block_len()) {
+        return Err(Error::PartialBlock { weight_type, block: weight_type.block_len(), cols });
+    }
+    let row_bytes = weight_type.row_bytes(cols);
+    let expected = row_bytes.and_then(|row_bytes| row_bytes.checked_mul(rows));
+    let row_bytes = match (row_bytes, expected) {
+        (Some(row_bytes), Some(expected)) if expected == bytes.len() => row_bytes,
+        _ => {
+            let expected = expected.unwrap_or(usize::MAX);
+            return Err(Error::WeightSize { weight_type, rows, cols, expected, actual: bytes.len() });
+        }
+    };
+    // A panel is at most 9 % and 64 bytes per superblock over what its rows take in the file; with no rows nothing vouches
+    // for `cols`, and nothing is computed from it.
+    let panel_bytes = match Format::of(weight_type) {
+        _ if rows == 0 => 0,
+        Some(format) => format.panel_bytes(cols / BLOCK),
+        None => row_bytes * PANEL_ROWS,
+    };
+    let what = "a weight matrix";
+    let num_panels = rows.div_ceil(PANEL_ROWS);
+    let size = panel_bytes.checked_mul(num_panels).ok_or(Error::OutOfMemory { what, bytes: usize::MAX })?;
+    let mut data = AlignedVec::zeroed(size, what)?;
+    if size > 0 {
+        let panels = SharedMut::new(&mut data);
+        pool.run(num_panels, |panel| {
+            let first = panel * PANEL_ROWS;
+            let source = &bytes[first * row_bytes..(first + PANEL_ROWS).min(rows) * row_bytes];
+            // SAFETY: every panel index is given out once, and panels do not overlap.
+            pack_panel(weight_type, source, row_bytes, unsafe { panels.slice(panel * panel_bytes, panel_bytes) });
+        });
+    }
+    Ok(Part { weight_type, first_row, rows, panel_bytes, data })
+}
+
+fn decode_row(weight_type: WeightType, panel: &[u8], lane: usize, out: &mut [f32]) {
+    let Some(format) = Format::of(weight_type) else {
+        let size = weight_type.block_bytes();
+        for (k, value) in out.iter_mut().enumerate() {
+            let b = &panel[(k * PANEL_ROWS + lane) * size..][..size];
+            *value = match weight_type {
+                WeightType::F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
+                WeightType::F16 => f16::from_le_bytes([b[0], b[1]]).to_f32(),
+                _ => bf16::from_le_bytes([b[0], b[1]]).to_f32(),
+            };
+        }
+        return;
+    };
+    let blocks = out.len() / BLOCK;
+    for (index, values) in out.chunks_exact_mut(BLOCK).enumerate() {
+        let place = format.place(index, blocks);
+        let half_at = |at: usize| f16::from_le_bytes([panel[at + 2 * lane], panel[at + 2 * lane + 1]]).to_f32();
+        let small = [panel[place.scales + lane], panel[place.scales + 16 + lane]];
+        let halves = match format.scales {
+            Scales::D => [(half_at(place.scales), 0.0); 2],
+            Scales::DM => [(half_at(place.scales), half_at(place.scales + 32)); 2],
+            Scales::Block => {
+                let scale = half_at(place.head) * f32::from(small[0]);
+                [(scale, -(half_at(place.head + 32) * f32::from(small[1]))); 2]
+            }
+            Scales::Half => small.map(|small| (half_at(place.head) * f32::from(small.cast_signed()), 0.0)),
+            Scales::HalfMin => small.map(|small| {
+                let scale = half_at(place.head) * f32::from(small & 15);
+                (scale, -(half_at(place.head + 32) * f32::from(small >> 4)))
+            }),
+        };
+        for (k, value) in values.iter_mut().enumerate() {
+            let (scale, min) = halves[k / 16];
+            let quant = quant_at(format, &panel[place.quants..], lane, k) - format.zero;
+            let product = scale * quant as f32;
+            *value = if format.has_min() { product + min } else { product };
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! The kernels in plain Rust: the order of sums that the others reproduce, and what machines without their instructions run.
+
+use super::activations::{RowTarget, block_scale};
+use super::format::{BLOCK, Format, High, Low, PANEL_ROWS, Quantized, Scales};
+use super::kernels::{Kernels, Task, products};
+use super::portable;
+use half::{bf16, f16};
+
+const TILE_ROWS: usize = 4;
+
+impl Kernels {
+    /// Plain Rust.
+    pub(crate) const PORTABLE: Kernels =
+        Kernels { quantize: quantize_row, products: products!(portable), tile_rows: TILE_ROWS, tile_panels: 1 };
+}
+
+/// Sixteen outputs of one row.
+type Lanes<T> = [T; PANEL_ROWS];
+
+fn quantize_row(x: &[f32], mut target: RowTarget<'_>) {
+    for (block, x) in x.as_chunks::<BLOCK>().0.iter().enumerate() {
+        // Magnitudes order as their bits do, NaN above infinity.
+        let largest = x.iter().map(|x| x.to_bits() & 0x7FFF_FFFF).max().unwrap_or(0);
+        let (scale, factor) = block_scale(largest);
+        if factor == 0.0 {
+            target.put_zero(block, scale);
+            continue;
+        }
+        let index = target.index(block);
+        let mut sums = [0; 2];
+        for (i, (value, &x)) in target.values(index).iter_mut().zip(x).enumerate() {
+            *value = (x * factor).round_ties_even() as i8;
+            sums[i / 16] += i32::from(*value);
+        }
+        target.scales[index] = scale;
+        target.sums[index] = sums;
+    }
+}
+
+/// Outputs of the tile, `[row][lane]`, to their places.
+unsafe fn store(task: &Task, panel: usize, sums: &[Lanes<f32>; TILE_ROWS]) {
+    let first = panel * PANEL_ROWS;
+    let lanes = PANEL_ROWS.min(task.outputs - first);
+    for (row, sums) in sums[..task.rows].iter().enumerate() {
+        for (lane, &sum) in sums[..lanes].iter().enumerate() {
+            // SAFETY: `first + lane < outputs`, the width that out (for `rows` rows) and bias (if any) are valid for.
+            unsafe {
+                let bias = if task.bias.is_null() { sum } else { sum + *task.bias.add(first + lane) };
+                task.out.add(row * task.out_stride + first + lane).write(bias);
+            }
+        }
+    }
+}
+
+/// A float type that weights are stored in.
+pub(super) trait Element {
+    type Stored: Copy;
+    fn to_f32(stored: Self::Stored) -> f32;
+}
+
+pub(super) struct F32;
+pub(super) struct F16;
+pub(super) struct BF16;
+
+impl Element for F32 {
+    type Stored = f32;
+    fn to_f32(stored: f32) -> f32 {
+        stored
+    }
+}
+
+impl Element for F16 {
+    type Stored = u16;
+    fn to_f32(stored: u16) -> f32 {
+        f16::from_bits(stored).to_f32()
+    }
+}
+
+impl Element for BF16 {
+    type Stored = u16;
+    fn to_f32(stored: u16) -> f32 {
+        bf16::from_bits(stored).to_f32()
+    }
+}
+
+/// # Safety
+/// See [`super::kernels::Product`].
+pub(super) unsafe fn floats<E: Element>(task: &Task) {
+    for panel in 0..task.num_panels {
+        let mut sums = [[0.0_f32; PANEL_ROWS]; TILE_ROWS];
+        // SAFETY: a float panel is `cols` runs of sixteen elements, 64-byte aligned at its start; `x` has `rows` rows of
+        // `cols`.
+        unsafe {
+            let weights = task.panels.add(panel * task.panel_bytes).cast::<Lanes<E::Stored>>();
+            for k in 0..task.cols {
+                let weights = (*weights.add(k)).map(E::to_f32);
+                for (row, sums) in sums[..task.rows].iter_mut().enumerate() {
+                    let x = *task.x.add(row * task.cols + k);
+                    for (sum, weight) in sums.iter_mut().zip(weights) {
+                        *sum = weight.mul_add(x, *sum);
+                    }
+                }
+            }
+            store(task, panel, &sums);
+        }
+    }
+}
+
+/// # Safety
+/// See [`super::kernels::Product`].
+pub(super) unsafe fn quantized<F: Quantized>(task: &Task) {
+    let format = F::FORMAT;
+    let (blocks, words) = (task.cols / BLOCK, format.terms().words());
+    for index in 0..task.num_panels {
+        // SAFETY: the task's panels are `panel_bytes` each; its activations are as long as the tile's blocks.
+        let (panel, quants, scales, terms) = unsafe {
+            (
+                std::slice::from_raw_parts(task.panels.add(index * task.panel_bytes), task.panel_bytes),
+                std::slice::from_raw_parts(task.quants.cast::<[i8; BLOCK]>(), blocks * task.rows),
+                std::slice::from_raw_parts(task.scales, blocks * task.rows),
+                std::slice::from_raw_parts(task.terms, blocks * task.rows * words),
+            )
+        };
+        let mut sums = [[0.0_f32; PANEL_ROWS]; TILE_ROWS];
+        for block in 0..blocks {
+            let place = format.place(block, blocks);
+            let weights = unpack(format, &panel[place.quants..]);
+            let scaling = Scaling::read(format, &panel[place.head..], &panel[place.scales..]);
+            for (row, sums) in sums[..task.rows].iter_mut().enumerate() {
+                let at = block * task.rows + row;
+                scaling.add(format, &weights, &quants[at], scales[at], &terms[at * words..][..words], sums);
+            }
+        }
+        // SAFETY: the caller's obligation.
+        unsafe { store(task, index, &sums) };
+    }
+}
+
+/// The eight groups of a block, `[16 rows][4 k]` stored values each.
+fn unpack(format: Format, planes: &[u8]) -> [[u8; 64]; 8] {
+    let plane = |index: usize| -> &[u8; 64] { planes[index * 64..][..64].try_into().expect("a slice of 64") };
+    let mut groups = [[0; 64]; 8];
+    for (g, group) in groups.iter_mut().enumerate() {
+        let (low, shift, mask) = match format.low {
+            Low::Pairs => (plane(g / 4), 2 * (g % 4), 3),
+            Low::Nibbles => (plane(g % 4), 4 * (g / 4), 15),
+            Low::Bytes => (plane(g), 0, 255),
+        };
+        for (value, &low) in group.iter_mut().zip(low) {
+            *value = low >> shift & mask;
+        }
+        let (high, shift, mask) = match format.high {
+            High::None => continue,
+            High::OneBit => (plane(format.low_vectors()), g, 1),
+            High::TwoBits => (plane(format.low_vectors() + g / 4), 2 * (g % 4), 3),
+        };
+        for (value, &high) in group.iter_mut().zip(high) {
+            *value |= (high >> shift & mask) << format.low_bits();
+        }
+    }
+    groups
+}
+
+/// Scales of a block, for sixteen rows: float factors and minima, and integer ones of each half.
+struct Scaling {
+    factor: Lanes<f32>,
+    min: Lanes<f32>,
+    halves: [Lanes<i32>; 2],
+    half_mins: [Lanes<i32>; 2],
+}
+
+impl Scaling {
+    fn read(format: Format, head: &[u8], scales: &[u8]) -> Scaling {
+        let halves_at = |bytes: &[u8], at: usize| -> Lanes<f32> {
+            std::array::from_fn(|i| f16::from_le_bytes([bytes[at + 2 * i], bytes[at + 2 * i + 1]]).to_f32())
+        };
+        let bytes_at = |at: usize| -> Lanes<u8> { std::array::from_fn(|i| scales[at + i]) };
+        let product = |a: Lanes<f32>, b: Lanes<u8>| -> Lanes<f32> { std::array::from_fn(|i| a[i] * f32::from(b[i])) };
+        let zero = [0.0; PANEL_ROWS];
+        let mut this =
+            Scaling { factor: zero, min: zero, halves: [[1; PANEL_ROWS]; 2], half_mins: [[0; PANEL_ROWS]; 2] };
+        match format.scales {
+            Scales::D => this.factor = halves_at(scales, 0),
+            Scales::DM => {
+                this.factor = halves_at(scales, 0);
+                this.min = halves_at(scales, 32);
+            }
+            Scales::Block => {
+                this.factor = product(halves_at(head, 0), bytes_at(0));
+                this.min = product(halves_at(head, 32), bytes_at(16)).map(|min| -min);
+            }
+            Scales::Half => {
+                this.factor = halves_at(head, 0);
+                this.halves = [0, 16].map(|at| bytes_at(at).map(|scale| i32::from(scale.cast_signed())));
+            }
+            Scales::HalfMin => {
+                this.factor = halves_at(head, 0);
+                this.min = halves_at(head, 32).map(|min| -min);
+                this.halves = [0, 16].map(|at| bytes_at(at).map(|both| i32::from(both & 15)));
+                this.half_mins = [0, 16].map(|at| bytes_at(at).map(|both| i32::from(both >> 4)));
+            }
+        }
+        this
+    }
+
+    /// Adds one block of one row to its sixteen sums: the formulas of the module's table.
+    fn add(&self, format: Format, w: &[[u8; 64]; 8], x: &[i8; BLOCK], da: f32, terms: &[i32], sums: &mut Lanes<f32>) {
+        let zeros = if format.has_min() { [0; 2] } else { [terms[0], if format.has_halves() { terms[1] } else { 0 }] };
+        for lane in 0..PANEL_ROWS {
+            let mut dots = zeros;
+            for (group, (w, x)) in w.iter().zip(x.as_chunks::<4>().0).enumerate() {
+                let four = w[4 * lane..][..4].iter().zip(x);
+                dots[group / 4] += four.map(|(&w, &x)| i32::from(w) * i32::from(x)).sum::<i32>();
+            }
+            let integer = dots[0] * self.halves[0][lane] + dots[1] * self.halves[1][lane];
+            sums[lane] = (integer as f32).mul_add(self.factor[lane] * da, sums[lane]);
+            if format.scales == Scales::HalfMin {
+                let integer = self.half_mins[0][lane] * terms[0] + self.half_mins[1][lane] * terms[1];
+                sums[lane] = self.min[lane].mul_add(integer as f32 * da, sums[lane]);
+            } else if format.has_min() {
+                sums[lane] = self.min[lane].mul_add(f32::from_bits(terms[0].cast_unsigned()), sums[lane]);
+            }
+        }
+    }
+}
