@@ -1,0 +1,9 @@
+//! One file per command.
+
+pub(crate) mod bench;
+pub(crate) mod chat;
+pub(crate) mod list;
+pub(crate) mod perplexity;
+pub(crate) mod pull;
+pub(crate) mod run;
+pub(crate) mod serve;
