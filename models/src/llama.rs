@@ -1,6 +1,8 @@
 //! The Llama-like decoder: embed, then per layer
 //!
-//!     norm, qkv, [qk norm,] rope + kv store, attention, o, add + norm, gate-up, silu-mul, down, add + norm
+//! ```text
+//! norm, qkv, [qk norm,] rope + kv store, attention, o, add + norm, gate-up, silu-mul, down, add + norm
+//! ```
 //!
 //! then the head for the rows that need logits. Prompt pieces and decode steps of any sequences run together; a row's
 //! result depends on its own sequence only. All activations are allocated at load for the largest step, so a forward pass
@@ -13,7 +15,7 @@ use taper_checkpoint::Checkpoint;
 use taper_kernels::{AttentionParams, AttentionScheme, BLOCK_SIZE, Backend, KvDtype, KvLayout};
 
 /// What a user may choose when a model is loaded.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadOptions {
     /// Positions of one sequence; at most what the model was made for. None: all of them, as far as a quarter of the free
     /// memory holds their cache.

@@ -5,6 +5,8 @@ use taper_kernels::BLOCK_SIZE;
 
 /// Positions that a model gets whatever the memory, unless it was made for fewer.
 const LEAST_CONTEXT: usize = 2048;
+/// Positions beyond which a context has to be asked for, so that a file's claim alone does not take gigabytes.
+const MOST_DEFAULT_CONTEXT: usize = 131_072;
 /// Sequences of full length that the cache holds by default, memory permitting.
 const SEQUENCES: usize = 4;
 
@@ -51,11 +53,11 @@ pub(crate) fn plan(
             wanted.min(usable)
         }
         None => {
-            let fitting = usable.min(LEAST_CONTEXT.max(affordable * BLOCK_SIZE));
+            let fitting = usable.min(LEAST_CONTEXT.max(affordable * BLOCK_SIZE)).min(MOST_DEFAULT_CONTEXT);
             if fitting < usable {
                 notes.push(format!(
                     "the context is limited to {fitting} of {usable} positions, so that its cache takes at most a quarter \
-                     of the free memory; a larger context can be asked for"
+                     of the free memory and {MOST_DEFAULT_CONTEXT} positions; a larger context can be asked for"
                 ));
             }
             fitting
@@ -141,6 +143,13 @@ mod tests {
         assert_eq!((plan.context_len, plan.num_blocks), (6400, 100));
         assert!(plan.notes[0].contains("6400 of 131072"), "{:?}", plan.notes);
         assert_eq!(planned(&config(131_072, None), None, None, 1).context_len, LEAST_CONTEXT);
+    }
+
+    #[test]
+    fn a_claim_of_endless_context_is_cut_unless_asked_for() {
+        let endless = config(u32::MAX as usize, None);
+        assert_eq!(planned(&endless, None, None, 1 << 30).context_len, MOST_DEFAULT_CONTEXT);
+        assert_eq!(planned(&endless, Some(1 << 20), None, 1 << 30).context_len, 1 << 20);
     }
 
     #[test]

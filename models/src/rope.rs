@@ -81,7 +81,7 @@ fn scaling(keys: &Keys<'_>, context_len: usize) -> Result<Scaling, Error> {
         factor = if value == 0.0 { 1.0 } else { f64::from(value) };
     }
     let kind = keys.metadata.string(&keys.full("rope.scaling.type"))?;
-    match kind.as_deref() {
+    match kind {
         Some("none") => Ok(Scaling::Linear { factor: 1.0 }),
         None | Some("linear") => Ok(Scaling::Linear { factor }),
         Some("yarn") => {
