@@ -11,7 +11,7 @@ pub use backend::{
     AttentionParams, AttentionScheme, Backend, BackendInfo, Error, HeadLayout, KvDtype, KvLayout, MatrixData, Rope,
     RopeKind, SequenceSpan, StepTables,
 };
-// pub use cpu::{Cpu, CpuConfig};
+pub use cpu::{Cpu, CpuConfig};
 pub use reference::Reference;
 pub use weight_type::WeightType;
 

@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 pub(crate) const ALIGNMENT: usize = 64;
 
 /// Types for which all-zero bytes are a value and which need no drop.
-pub(crate) trait Plain: Copy + Send + Sync + 'static {}
+pub(crate) trait Plain: Copy + Default + Send + Sync + 'static {}
 impl Plain for u8 {}
 impl Plain for u16 {}
 impl Plain for f32 {}
