@@ -19,6 +19,8 @@ impl Plain for f32 {}
 
 /// A fixed number of `T`, 64-byte aligned, zero at first.
 pub(crate) struct AlignedVec<T: Plain> {
+    /// What the allocator gave; the elements begin at its first cache line.
+    allocation: NonNull<u8>,
     pointer: NonNull<T>,
     len: usize,
 }
@@ -27,18 +29,23 @@ impl<T: Plain> AlignedVec<T> {
     /// `len` zeroes; `what` names the purpose should memory be short.
     pub(crate) fn zeroed(len: usize, what: &'static str) -> Result<Self, Error> {
         if len == 0 {
-            return Ok(Self { pointer: NonNull::dangling(), len: 0 });
+            return Ok(Self { allocation: NonNull::dangling(), pointer: NonNull::dangling(), len: 0 });
         }
         let out_of_memory = || Error::OutOfMemory { what, bytes: len.saturating_mul(size_of::<T>()) };
         let layout = Self::layout(len).ok_or_else(out_of_memory)?;
-        // SAFETY: the layout has a non-zero size: `len` is not zero, and no Plain type is zero-sized.
-        let pointer = unsafe { alloc_zeroed(layout) };
-        let pointer = NonNull::new(pointer.cast::<T>()).ok_or_else(out_of_memory)?;
-        Ok(Self { pointer, len })
+        // SAFETY: the layout has a non-zero size: it holds a cache line more than the elements.
+        let allocation = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(out_of_memory)?;
+        let to_cache_line = allocation.as_ptr().align_offset(ALIGNMENT);
+        // SAFETY: `to_cache_line` is less than ALIGNMENT, which the layout has to spare beyond the elements.
+        let pointer = unsafe { allocation.add(to_cache_line) }.cast::<T>();
+        Ok(Self { allocation, pointer, len })
     }
 
+    /// The elements and a cache line to align them in. The allocator itself is not asked for the alignment: beyond its own
+    /// (16 bytes) Rust's system allocator zeroes by writing, and every page of an empty KV cache would be touched.
     fn layout(len: usize) -> Option<Layout> {
-        Layout::array::<T>(len).ok()?.align_to(ALIGNMENT).ok()
+        let bytes = Layout::array::<T>(len).ok()?.size().checked_add(ALIGNMENT)?;
+        Layout::from_size_align(bytes, align_of::<T>()).ok()
     }
 }
 
@@ -64,7 +71,7 @@ impl<T: Plain> Drop for AlignedVec<T> {
         }
         if let Some(layout) = Self::layout(self.len) {
             // SAFETY: allocated in `zeroed` with this very layout; nobody can use it after drop.
-            unsafe { dealloc(self.pointer.as_ptr().cast::<u8>(), layout) };
+            unsafe { dealloc(self.allocation.as_ptr(), layout) };
         }
     }
 }
