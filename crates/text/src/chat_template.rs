@@ -209,6 +209,7 @@ fn describe(error: &minijinja::Error) -> String {
     text
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "the form of a filter's arguments")]
 fn tojson(value: &Value, arguments: Kwargs) -> Result<Value, minijinja::Error> {
     let style = json::Style {
         // A template that indents by thousands is after our memory.

@@ -106,3 +106,6 @@ impl Detokenizer {
         text
     }
 }
+
+#[cfg(test)]
+mod tests;

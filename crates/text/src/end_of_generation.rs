@@ -2,7 +2,8 @@
 //!
 //! A file names one EOS, but chat models end a turn with another token, and many files name the wrong one of the two.
 //! So, as llama.cpp does, tokens are also known by their texts. They count as control tokens whatever the file says of
-//! them, or they would show up in answers.
+//! them, or they would show up in answers. One exception is ours: in Qwen's vocabulary `</s>` is an ordinary token, the
+//! end of struck-out text in HTML, and stays one.
 
 use taper_checkpoint::Metadata;
 
@@ -59,8 +60,11 @@ pub(crate) fn find(metadata: &Metadata, vocabulary: &mut Vocabulary) -> Result<V
     for key in KEYS {
         ends.extend(vocabulary.special_id(metadata, key)?);
     }
-    for text in END_TEXTS.iter().chain(FILE_BORDER_TEXTS) {
-        if let Some(&id) = vocabulary.ids.get(*text) {
+    for &text in END_TEXTS.iter().chain(FILE_BORDER_TEXTS) {
+        if let Some(&id) = vocabulary.ids.get(text) {
+            if text == "</s>" && vocabulary.kinds[id as usize] == TokenKind::Normal {
+                continue;
+            }
             ends.push(id);
             vocabulary.kinds[id as usize] = TokenKind::Control;
         }

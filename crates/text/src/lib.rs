@@ -21,6 +21,8 @@ mod sentence_piece;
 mod special_tokens;
 mod stop_matcher;
 mod strftime;
+#[cfg(test)]
+mod test_vocabulary;
 mod tokenizer;
 mod vocabulary;
 

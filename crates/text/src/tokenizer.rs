@@ -46,7 +46,7 @@ pub struct Tokenizer {
 }
 
 enum Encoder {
-    ByteLevelBpe(ByteLevelBpe),
+    ByteLevelBpe(Box<ByteLevelBpe>),
     SentencePiece(SentencePiece),
 }
 
@@ -70,7 +70,7 @@ impl Tokenizer {
         let encoder = if sentence_piece {
             Encoder::SentencePiece(SentencePiece::new(metadata, &vocabulary, unknown)?)
         } else {
-            Encoder::ByteLevelBpe(ByteLevelBpe::new(metadata, &vocabulary)?)
+            Encoder::ByteLevelBpe(Box::new(ByteLevelBpe::new(metadata, &vocabulary)?))
         };
         let adds_bos = match (metadata.bool(ADD_BOS)?, &encoder) {
             (Some(true), _) if bos.is_none() => return Err(bad(ADD_BOS, format!("it is true, but {BOS} is missing"))),
@@ -209,3 +209,6 @@ impl std::fmt::Debug for Tokenizer {
         f.debug_struct("Tokenizer").field("vocab_size", &self.vocab_size()).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -25,7 +25,7 @@ SEED = 20261121
 NUM_TEXTS = 2000
 
 # The default model's vocabulary has no token for these bytes (found by looking for them in the file).
-BYTES_WITHOUT_TOKEN = set(bytes.fromhex("0406131416 1d c0c1 f1f2 f5f6f7f8f9fafbfcfdfeff"))
+BYTES_WITHOUT_TOKEN = set(bytes.fromhex("04 06 13 14 16 1d c0 c1 f1 f2 f5 f6 f7 f8 f9 fa fb fc fd fe ff"))
 
 ASSIGNED = [chr(c) for c in range(0x20, 0x30000) if unicodedata.category(chr(c)) not in ("Cs", "Cn", "Co", "Cc")]
 COMMON = [c for c in ASSIGNED if ord(c) < 0x3000]
@@ -134,12 +134,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", default="http://127.0.0.1:8088", help="a llama-server with the default model")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).with_name("smollm2.jsonl"))
+    parser.add_argument("--build", help="llama.cpp's build, where the server does not know it")
     arguments = parser.parse_args()
 
     props = ask(arguments.server + "/props")
     about = {
         "model": pathlib.Path(props.get("model_path", "")).name,
-        "llama.cpp": props.get("build_info", ""),
+        "llama.cpp": arguments.build or props.get("build_info", ""),
         "seed": SEED,
         "unicode": unicodedata.unidata_version,
     }

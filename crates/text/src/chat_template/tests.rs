@@ -139,7 +139,7 @@ fn extra_variables_are_seen_but_replace_nothing() {
 #[test]
 fn generation_tags_leave_the_text_and_its_white_space_alone() {
     let marked = "a\n{% generation %}\nb\n{%- endgeneration -%}\n c{% set x = 'y' %}{{ x }}";
-    check(marked, "a\nb cy");
+    check(marked, "a\nbcy");
 }
 
 #[test]
