@@ -51,14 +51,15 @@ impl Envelope {
 
     /// A body or chunk with these choices.
     pub(crate) fn wrap(&self, object: &str, choices: Vec<Value>) -> Value {
-        json!({
+        let mut body = json!({
             "id": self.id,
             "object": object,
             "created": self.created,
             "model": self.model,
             "system_fingerprint": concat!("taper-", env!("CARGO_PKG_VERSION")),
-            "choices": choices,
-        })
+        });
+        body["choices"] = Value::Array(choices);
+        body
     }
 }
 

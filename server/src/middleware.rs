@@ -37,8 +37,37 @@ fn client_id(request: &Request) -> Option<String> {
 }
 
 /// The answer after a panic in a handler.
+#[allow(clippy::needless_pass_by_value, reason = "the layer calls it with the box")]
 pub(crate) fn panicked(panic: Box<dyn Any + Send>) -> Response {
     let what = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     tracing::error!(panic = what.unwrap_or("of unknown kind"), "a handler panicked; this is a fault of the server");
     ApiError::internal("the server failed on this request; this is a fault of the server").into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::Router;
+    use axum::body::Body;
+    use axum::routing::get;
+    use tower::ServiceExt;
+    use tower_http::catch_panic::CatchPanicLayer;
+
+    #[tokio::test]
+    async fn a_panic_is_a_500_with_an_openai_error_and_an_id() {
+        async fn panics() {
+            panic!("the private reason");
+        }
+        let app = Router::new()
+            .route("/", get(panics))
+            .layer(CatchPanicLayer::custom(panicked))
+            .layer(axum::middleware::from_fn(identify));
+        let response = app.oneshot(Request::get("/").body(Body::empty()).unwrap()).await.unwrap();
+        assert_eq!(response.status(), 500);
+        assert!(response.headers().contains_key(REQUEST_ID));
+        let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(body["error"]["type"], "server_error");
+        assert!(!body.to_string().contains("private"), "what the panic said stays in the log");
+    }
 }

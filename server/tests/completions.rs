@@ -1,4 +1,5 @@
 //! POST /v1/completions.
+#![allow(clippy::unwrap_used, reason = "a helper of a test may end the test")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! Loading, failing, overload, clients that leave or dawdle, and stopping.
+#![allow(clippy::unwrap_used, reason = "a helper of a test may end the test")]
 
 mod support;
 
@@ -10,7 +11,7 @@ use taper_engine::EngineConfig;
 use taper_server::{ServerState, Timeouts};
 use tokio::io::AsyncWriteExt;
 
-fn chat_body(fields: Value) -> Value {
+fn chat_body(fields: &Value) -> Value {
     let mut body = json!({ "messages": [{ "role": "user", "content": "Hi" }] });
     body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
     body
@@ -97,13 +98,59 @@ async fn a_failure_after_the_first_event_is_an_error_frame_and_the_end() {
 }
 
 #[tokio::test]
+async fn an_engine_that_fails_again_and_again_is_unhealthy_until_a_step_succeeds() {
+    let (state, _engine) = state_with(babbling().failing_at(0..4), EngineConfig::default(), Timeouts::default());
+    for _ in 0..4 {
+        assert_eq!(complete(&state, json!({})).await.status, 500);
+    }
+    let health = get(&state, "/health").await;
+    assert_eq!((health.status.as_u16(), &health.json()["status"]), (503, &json!("model_failed")));
+    assert_eq!(complete(&state, json!({})).await.status, 200, "requests are still tried");
+    assert_eq!(get(&state, "/health").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_crash_of_the_engine_is_a_500_and_not_the_end() {
+    let (state, _engine) = state_with(babbling().panicking_at(0..1), EngineConfig::default(), Timeouts::default());
+    assert_eq!(complete(&state, json!({})).await.status, 500);
+    assert_eq!(complete(&state, json!({})).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_stopped_engine_is_503() {
+    let (state, engine) = state_with(babbling(), EngineConfig::default(), Timeouts::default());
+    engine.drain();
+    engine.drained().await;
+    for stream in [false, true] {
+        assert_eq!(complete(&state, json!({ "stream": stream })).await.status, 503);
+    }
+}
+
+#[tokio::test]
+async fn a_body_beyond_the_limit_is_answered_although_the_client_still_sends() {
+    let server = Running::start(&state()).await;
+    let too_much = taper_server::limits::MAX_BODY_BYTES + 1;
+    for head in
+        [format!("Content-Length: {too_much}\r\n\r\n"), format!("Transfer-Encoding: chunked\r\n\r\n{too_much:x}\r\n")]
+    {
+        let mut client = server.connect().await;
+        let head = format!("POST {CHAT} HTTP/1.1\r\nHost: t\r\n{head}");
+        client.write_all(head.as_bytes()).await.unwrap();
+        client.write_all(&vec![b' '; too_much]).await.unwrap();
+        client.write_all(b"\r\n0\r\n\r\n").await.unwrap();
+        let answer = read_until(&mut client, "request_too_large").await;
+        assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+    }
+}
+
+#[tokio::test]
 async fn a_client_that_leaves_frees_its_place() {
     for fields in [json!({ "stream": true }), json!({}), json!({ "stream": true, "n": 3 })] {
         let runner = babbling().with_delay(Duration::from_millis(10));
         let (state, engine) = state_with(runner, EngineConfig::default(), Timeouts::default());
         let server = Running::start(&state).await;
         let mut client = server.connect().await;
-        client.write_all(&raw_post(CHAT, &chat_body(fields.clone()))).await.unwrap();
+        client.write_all(&raw_post(CHAT, &chat_body(&fields))).await.unwrap();
         if fields.get("stream").is_some() {
             read_until(&mut client, "\"content\":\"").await;
         }
@@ -123,7 +170,7 @@ async fn a_silent_stream_gets_comments() {
     let (state, _engine) = state_with(runner, EngineConfig::default(), timeouts);
     let server = Running::start(&state).await;
     let mut client = server.connect().await;
-    client.write_all(&raw_post(CHAT, &chat_body(json!({ "stream": true })))).await.unwrap();
+    client.write_all(&raw_post(CHAT, &chat_body(&json!({ "stream": true })))).await.unwrap();
     let begin = read_until(&mut client, ": keep-alive\n\n").await;
     assert!(begin.starts_with("HTTP/1.1 200"), "{begin}");
     assert!(begin.contains("\"role\":\"assistant\""), "the role does not wait for text: {begin}");
@@ -137,20 +184,20 @@ async fn stopping_finishes_running_answers_and_refuses_new_ones() {
     let (state, engine) = state_with(runner, EngineConfig::default(), Timeouts::default());
     let server = Running::start(&state).await;
     let mut streaming = server.connect().await;
-    let body = chat_body(json!({ "stream": true, "max_tokens": 40 }));
+    let body = chat_body(&json!({ "stream": true, "max_tokens": 40 }));
     streaming.write_all(&raw_post(CHAT, &body)).await.unwrap();
     read_until(&mut streaming, "\"content\":\"").await;
     let mut waiting = server.connect().await;
-    waiting.write_all(&raw_post(CHAT, &chat_body(json!({ "max_tokens": 30 })))).await.unwrap();
+    waiting.write_all(&raw_post(CHAT, &chat_body(&json!({ "max_tokens": 30 })))).await.unwrap();
     eventually("both run", || engine.status().running == 2).await;
     let mut idle = server.connect().await;
 
     server.stop.send(()).unwrap();
-    let mut late = TcpRetry::connect(server.address).await;
-    let refused = exchange(&mut late, &raw_post(CHAT, &chat_body(json!({})))).await;
+    let mut late = connect_late(server.address).await;
+    let refused = exchange(&mut late, &raw_post(CHAT, &chat_body(&json!({})))).await;
     assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
     assert!(refused.contains("server_draining") && refused.to_lowercase().contains("retry-after"), "{refused}");
-    let mut probe = TcpRetry::connect(server.address).await;
+    let mut probe = connect_late(server.address).await;
     let health = exchange(&mut probe, b"GET /health HTTP/1.1\r\nHost: t\r\n\r\n").await;
     assert!(health.starts_with("HTTP/1.1 503"), "{health}");
 
@@ -163,14 +210,10 @@ async fn stopping_finishes_running_answers_and_refuses_new_ones() {
     assert!(tokio::net::TcpStream::connect(server.address).await.is_err(), "the socket is closed");
 }
 
-/// Connects to a server that is about to stop listening only after its work.
-struct TcpRetry;
-impl TcpRetry {
-    async fn connect(address: std::net::SocketAddr) -> tokio::net::TcpStream {
-        // Gives the server's task a moment to see that it shall stop.
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        tokio::net::TcpStream::connect(address).await.expect("a stopping server still says so")
-    }
+/// Connects after a moment in which the server's task sees that it shall stop.
+async fn connect_late(address: std::net::SocketAddr) -> tokio::net::TcpStream {
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    tokio::net::TcpStream::connect(address).await.expect("a stopping server still says so")
 }
 
 #[tokio::test]
@@ -223,7 +266,7 @@ async fn one_connection_serves_several_requests() {
     let server = Running::start(&state()).await;
     let mut client = server.connect().await;
     for _ in 0..3 {
-        let body = chat_body(json!({ "stream": true })).to_string();
+        let body = chat_body(&json!({ "stream": true })).to_string();
         let length = body.len();
         let request = format!("POST {CHAT} HTTP/1.1\r\nHost: t\r\nContent-Length: {length}\r\n\r\n{body}");
         client.write_all(request.as_bytes()).await.unwrap();

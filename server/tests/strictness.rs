@@ -1,4 +1,5 @@
 //! Which requests are refused, with what, and which are not.
+#![allow(clippy::unwrap_used, reason = "a helper of a test may end the test")]
 
 mod support;
 

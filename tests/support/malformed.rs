@@ -11,19 +11,19 @@ use std::time::{Duration, Instant};
 
 /// One malformed request, as the bytes that go over the wire.
 #[derive(Debug, Clone)]
-pub struct Malformed {
+pub(crate) struct Malformed {
     /// What is wrong with it, for the message of a failed test.
-    pub what: String,
+    pub(crate) what: String,
     /// The request.
-    pub bytes: Vec<u8>,
+    pub(crate) bytes: Vec<u8>,
     /// Whether the sender closes its side after the bytes, because the request promises more than there is.
-    pub ends_early: bool,
+    pub(crate) ends_early: bool,
     /// Whether an answer must be a 4xx. Without it a success is fine too (a mutation may have left a good request).
-    pub must_refuse: bool,
+    pub(crate) must_refuse: bool,
 }
 
 /// `count` malformed requests, all kinds in turn; the same for the same seed.
-pub fn malformed(seed: u64, count: usize) -> Vec<Malformed> {
+pub(crate) fn malformed(seed: u64, count: usize) -> Vec<Malformed> {
     let mut random = Random(seed);
     let kinds: [fn(&mut Random) -> Malformed; 10] = [
         broken_json,
@@ -42,7 +42,7 @@ pub fn malformed(seed: u64, count: usize) -> Vec<Malformed> {
 
 /// Sends the request and returns the status of the answer, or `None` when the connection was closed without one. An error
 /// is a server that did not answer in time.
-pub fn send(server: SocketAddr, request: &Malformed, limit: Duration) -> Result<Option<u16>, String> {
+pub(crate) fn send(server: SocketAddr, request: &Malformed, limit: Duration) -> Result<Option<u16>, String> {
     let begun = Instant::now();
     let connect = TcpStream::connect_timeout(&server, limit);
     let mut stream = connect.map_err(|error| format!("{}: no connection: {error}", request.what))?;
@@ -73,7 +73,7 @@ pub fn send(server: SocketAddr, request: &Malformed, limit: Duration) -> Result<
 }
 
 /// What is wrong with the outcome of [`send`], if anything.
-pub fn verdict(request: &Malformed, outcome: &Result<Option<u16>, String>) -> Result<(), String> {
+pub(crate) fn verdict(request: &Malformed, outcome: &Result<Option<u16>, String>) -> Result<(), String> {
     match outcome {
         Err(message) => Err(message.clone()),
         Ok(Some(status)) if *status >= 500 => Err(format!("{}: answered with {status}", request.what)),
@@ -121,7 +121,7 @@ fn post_of_length(path: &str, body: &[u8], length: usize) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-fn complete(what: String, path: &str, body: &[u8], must_refuse: bool) -> Malformed {
+fn complete(what: &str, path: &str, body: &[u8], must_refuse: bool) -> Malformed {
     Malformed { what: format!("{what} to {path}"), bytes: post(path, body), ends_early: false, must_refuse }
 }
 
@@ -153,7 +153,7 @@ fn broken_json(random: &mut Random) -> Malformed {
             }
         }
     }
-    complete(format!("broken JSON {:?}", String::from_utf8_lossy(&body)), path, &body, false)
+    complete(&format!("broken JSON {:?}", String::from_utf8_lossy(&body)), path, &body, false)
 }
 
 fn wrong_type(random: &mut Random) -> Malformed {
@@ -186,7 +186,7 @@ fn wrong_type(random: &mut Random) -> Malformed {
         ("stop" | "prompt", "\"\\ud83d\\ude00\"") | ("prompt", "[[1]]") | ("stream_options", "{}" | "{\"a\":1}")
     );
     let foreign = matches!((path, field), (CHAT, "prompt") | (COMPLETIONS, "messages"));
-    complete(format!("{field} of a wrong type ({value})"), path, body.as_bytes(), !fits && !foreign)
+    complete(&format!("{field} of a wrong type ({value})"), path, body.as_bytes(), !fits && !foreign)
 }
 
 fn huge_number(random: &mut Random) -> Malformed {
@@ -203,7 +203,7 @@ fn huge_number(random: &mut Random) -> Malformed {
     ];
     let path = random.pick(&[CHAT, COMPLETIONS]);
     let (field, value) = (random.pick(&FIELDS), random.pick(&VALUES));
-    complete(format!("{field} = {value}"), path, with_field(path, field, value).as_bytes(), true)
+    complete(&format!("{field} = {value}"), path, with_field(path, field, value).as_bytes(), true)
 }
 
 fn deep_nesting(random: &mut Random) -> Malformed {
@@ -213,7 +213,7 @@ fn deep_nesting(random: &mut Random) -> Malformed {
     let path = random.pick(&[CHAT, COMPLETIONS]);
     let field = random.pick(&["messages", "prompt", "metadata", "tools", "stop", ""]);
     let body = if field.is_empty() { nested } else { with_field(path, field, &nested) };
-    complete(format!("{depth} levels of {open} in {field:?}"), path, body.as_bytes(), true)
+    complete(&format!("{depth} levels of {open} in {field:?}"), path, body.as_bytes(), true)
 }
 
 fn invalid_utf8(random: &mut Random) -> Malformed {
@@ -221,7 +221,7 @@ fn invalid_utf8(random: &mut Random) -> Malformed {
     let (path, good) = random.pick(&[(CHAT, GOOD_CHAT), (COMPLETIONS, GOOD_COMPLETION)]);
     let at = good.find(random.pick(&["\"}],", "o t", "max_", "model", "seed"])).unwrap_or(good.len() - 1);
     let body = [&good.as_bytes()[..at], random.pick(&BYTES), &good.as_bytes()[at..]].concat();
-    complete(format!("invalid UTF-8 at {at}"), path, &body, true)
+    complete(&format!("invalid UTF-8 at {at}"), path, &body, true)
 }
 
 fn wrong_method_or_path(random: &mut Random) -> Malformed {
@@ -291,7 +291,7 @@ fn wrong_messages(random: &mut Random) -> Malformed {
     ];
     let messages = random.pick(&MESSAGES);
     let body = with_field(CHAT, "messages", messages);
-    complete(format!("messages = {messages}"), CHAT, body.as_bytes(), true)
+    complete(&format!("messages = {messages}"), CHAT, body.as_bytes(), true)
 }
 
 fn wrong_prompt(random: &mut Random) -> Malformed {
@@ -306,5 +306,5 @@ fn wrong_prompt(random: &mut Random) -> Malformed {
         _ => ("two million ids", format!("[{}1]", "1,".repeat(2_000_000))),
     };
     let body = with_field(COMPLETIONS, "prompt", &prompt);
-    complete(format!("a prompt with {what}"), COMPLETIONS, body.as_bytes(), true)
+    complete(&format!("a prompt with {what}"), COMPLETIONS, body.as_bytes(), true)
 }

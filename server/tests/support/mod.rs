@@ -17,19 +17,19 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tower::ServiceExt;
 
-pub const MODEL: &str = "tiny:1m";
+pub(crate) const MODEL: &str = "tiny:1m";
 /// What the stub answers to every prompt.
-pub const REPLY: &str = "Ünï §k 42!";
+pub(crate) const REPLY: &str = "Ünï §k 42!";
 /// The longest that anything here may take.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-pub struct Vocabulary {
-    pub tokenizer: Arc<Tokenizer>,
-    pub template: ChatTemplate,
+pub(crate) struct Vocabulary {
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub(crate) template: ChatTemplate,
 }
 
 /// The byte vocabulary and ChatML template of the tiny test models: a byte's token has the byte's number.
-pub fn vocabulary() -> Vocabulary {
+pub(crate) fn vocabulary() -> Vocabulary {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), taper_testkit::tiny::TinyModel::default().to_gguf()).unwrap();
     let checkpoint = taper_checkpoint::Checkpoint::open(file.path()).unwrap();
@@ -38,29 +38,29 @@ pub fn vocabulary() -> Vocabulary {
     Vocabulary { tokenizer, template }
 }
 
-pub fn limits() -> RunnerLimits {
+pub(crate) fn limits() -> RunnerLimits {
     stub_limits(vocabulary().tokenizer.vocab_size())
 }
 
-pub fn bytes_of(text: &str) -> Vec<u32> {
+pub(crate) fn bytes_of(text: &str) -> Vec<u32> {
     text.bytes().map(u32::from).collect()
 }
 
-pub fn end_token() -> u32 {
+pub(crate) fn end_token() -> u32 {
     vocabulary().tokenizer.end_of_generation()[0]
 }
 
 /// A stub that answers every prompt with `reply`, byte by byte.
-pub fn replying(reply: &str) -> StubRunner {
+pub(crate) fn replying(reply: &str) -> StubRunner {
     StubRunner::replying(limits(), bytes_of(reply), end_token())
 }
 
 /// A stub that never ends by itself.
-pub fn babbling() -> StubRunner {
+pub(crate) fn babbling() -> StubRunner {
     StubRunner::new(limits(), |tokens| u32::from(b'a') + (tokens.len() % 26) as u32)
 }
 
-pub fn state_with(runner: StubRunner, config: EngineConfig, timeouts: Timeouts) -> (ServerState, EngineHandle) {
+pub(crate) fn state_with(runner: StubRunner, config: EngineConfig, timeouts: Timeouts) -> (ServerState, EngineHandle) {
     let Vocabulary { tokenizer, template } = vocabulary();
     let context_len = limits().context_len;
     let engine = Engine::start(Box::new(runner), tokenizer.clone(), config);
@@ -78,27 +78,27 @@ pub fn state_with(runner: StubRunner, config: EngineConfig, timeouts: Timeouts) 
 }
 
 /// A ready server that answers [`REPLY`].
-pub fn state() -> ServerState {
+pub(crate) fn state() -> ServerState {
     state_with(replying(REPLY), EngineConfig::default(), Timeouts::default()).0
 }
 
-pub struct Answer {
-    pub status: StatusCode,
-    pub headers: HeaderMap,
-    pub body: String,
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: String,
 }
 
 impl Answer {
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
     }
 
-    pub fn error(&self) -> Value {
+    pub(crate) fn error(&self) -> Value {
         self.json()["error"].clone()
     }
 
     /// The content of the `data:` frames, after checking the framing byte by byte.
-    pub fn frames(&self) -> Vec<String> {
+    pub(crate) fn frames(&self) -> Vec<String> {
         assert_eq!(self.status, 200, "{}", self.body);
         assert_eq!(self.headers["content-type"], "text/event-stream");
         let frames = self.body.strip_suffix("\n\n").expect("a stream ends with an empty line").split("\n\n");
@@ -111,14 +111,14 @@ impl Answer {
     }
 
     /// The chunks of a stream that must end with `[DONE]`.
-    pub fn chunks(&self) -> Vec<Value> {
+    pub(crate) fn chunks(&self) -> Vec<Value> {
         let mut frames = self.frames();
         assert_eq!(frames.pop().as_deref(), Some("[DONE]"));
         frames.iter().map(|frame| serde_json::from_str(frame).unwrap()).collect()
     }
 }
 
-pub async fn send(state: &ServerState, request: Request<Body>) -> Answer {
+pub(crate) async fn send(state: &ServerState, request: Request<Body>) -> Answer {
     let work = async {
         let response = app(state.clone()).oneshot(request).await.unwrap();
         let (parts, body) = response.into_parts();
@@ -128,45 +128,45 @@ pub async fn send(state: &ServerState, request: Request<Body>) -> Answer {
     tokio::time::timeout(PATIENCE, work).await.expect("an answer in time")
 }
 
-pub async fn get(state: &ServerState, path: &str) -> Answer {
+pub(crate) async fn get(state: &ServerState, path: &str) -> Answer {
     send(state, Request::get(path).body(Body::empty()).unwrap()).await
 }
 
-pub async fn post(state: &ServerState, path: &str, body: &Value) -> Answer {
+pub(crate) async fn post(state: &ServerState, path: &str, body: &Value) -> Answer {
     post_bytes(state, path, body.to_string().into_bytes()).await
 }
 
-pub async fn post_bytes(state: &ServerState, path: &str, body: Vec<u8>) -> Answer {
+pub(crate) async fn post_bytes(state: &ServerState, path: &str, body: Vec<u8>) -> Answer {
     let request = Request::builder().method(Method::POST).uri(path).header("content-type", "application/json");
     send(state, request.body(Body::from(body)).unwrap()).await
 }
 
-pub const CHAT: &str = "/v1/chat/completions";
-pub const COMPLETIONS: &str = "/v1/completions";
+pub(crate) const CHAT: &str = "/v1/chat/completions";
+pub(crate) const COMPLETIONS: &str = "/v1/completions";
 
 /// A chat request with these fields besides one user message.
-pub async fn chat(state: &ServerState, fields: Value) -> Answer {
+pub(crate) async fn chat(state: &ServerState, fields: Value) -> Answer {
     let mut body = json!({ "messages": [{ "role": "user", "content": "Hi" }] });
     body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
     post(state, CHAT, &body).await
 }
 
 /// A completion request with these fields; the prompt is "Once" unless given.
-pub async fn complete(state: &ServerState, fields: Value) -> Answer {
+pub(crate) async fn complete(state: &ServerState, fields: Value) -> Answer {
     let mut body = json!({ "prompt": "Once" });
     body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
     post(state, COMPLETIONS, &body).await
 }
 
 /// A server on a socket.
-pub struct Running {
-    pub address: SocketAddr,
-    pub stop: oneshot::Sender<()>,
-    pub task: tokio::task::JoinHandle<std::io::Result<()>>,
+pub(crate) struct Running {
+    pub(crate) address: SocketAddr,
+    pub(crate) stop: oneshot::Sender<()>,
+    pub(crate) task: tokio::task::JoinHandle<std::io::Result<()>>,
 }
 
 impl Running {
-    pub async fn start(state: &ServerState) -> Running {
+    pub(crate) async fn start(state: &ServerState) -> Running {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -178,13 +178,13 @@ impl Running {
         Running { address, stop, task }
     }
 
-    pub async fn connect(&self) -> TcpStream {
+    pub(crate) async fn connect(&self) -> TcpStream {
         TcpStream::connect(self.address).await.unwrap()
     }
 }
 
 /// The bytes of a POST of `body` on a connection of its own.
-pub fn raw_post(path: &str, body: &Value) -> Vec<u8> {
+pub(crate) fn raw_post(path: &str, body: &Value) -> Vec<u8> {
     let body = body.to_string();
     let length = body.len();
     format!("POST {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}")
@@ -192,12 +192,12 @@ pub fn raw_post(path: &str, body: &Value) -> Vec<u8> {
 }
 
 /// Sends bytes and reads the answer to its end.
-pub async fn exchange(stream: &mut TcpStream, bytes: &[u8]) -> String {
+pub(crate) async fn exchange(stream: &mut TcpStream, bytes: &[u8]) -> String {
     stream.write_all(bytes).await.unwrap();
     read_all(stream).await
 }
 
-pub async fn read_all(stream: &mut TcpStream) -> String {
+pub(crate) async fn read_all(stream: &mut TcpStream) -> String {
     let mut answer = Vec::new();
     let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await;
     read.expect("an end in time").unwrap();
@@ -205,7 +205,7 @@ pub async fn read_all(stream: &mut TcpStream) -> String {
 }
 
 /// Reads until what was read holds `text`.
-pub async fn read_until(stream: &mut TcpStream, text: &str) -> String {
+pub(crate) async fn read_until(stream: &mut TcpStream, text: &str) -> String {
     let mut answer = Vec::new();
     let mut chunk = [0; 4096];
     loop {
@@ -219,7 +219,7 @@ pub async fn read_until(stream: &mut TcpStream, text: &str) -> String {
 }
 
 /// Waits until `condition` holds.
-pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
+pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     while !condition() {
         assert!(tokio::time::Instant::now() < deadline, "still not so: {what}");
