@@ -110,7 +110,7 @@ mod tests {
                 } else {
                     let _ = blocks.grow(&mut tables[owner], num_tokens);
                 }
-                let mut held: Vec<u32> = tables.iter().flat_map(|table| table.as_slice()).copied().collect();
+                let mut held: Vec<u32> = tables.iter().flat_map(BlockTable::as_slice).copied().collect();
                 held.extend(&blocks.free);
                 held.sort_unstable();
                 prop_assert_eq!(held, (0..16).collect::<Vec<u32>>());

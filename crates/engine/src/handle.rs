@@ -1,10 +1,10 @@
-//! What clients hold: [`EngineHandle`], shared by all, and the checks at the door.
+//! What clients hold: [`EngineHandle`], shared by all. What it checks at the door is in `submit`.
 
 use crate::block_manager::BlockManager;
 use crate::requests::Submission;
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::worker::{Command, Worker};
-use crate::{EventStream, InvalidParam, Runner, RunnerLimits, SamplingParams};
+use crate::{EventStream, Request, Runner, RunnerLimits, SubmitError};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,68 +12,6 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 use taper_text::Tokenizer;
 use tokio::sync::watch;
-
-/// A prompt to continue.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Request {
-    /// The prompt; at least one token, and room for one more in the context.
-    pub prompt_tokens: Vec<u32>,
-    /// How to continue it.
-    pub sampling: SamplingParams,
-}
-
-/// Why a request was not accepted.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SubmitError {
-    /// As many choices as allowed are running or waiting.
-    #[error("the queue is full; try again in {retry_after_s} s")]
-    QueueFull {
-        /// When there may be room, guessed from how long recent requests took.
-        retry_after_s: u64,
-    },
-    /// The engine finishes what it has and takes nothing new.
-    #[error("the engine is shutting down and takes no new requests")]
-    Draining,
-    /// The engine thread has ended.
-    #[error("the engine is not running: {0}")]
-    Failed(String),
-    /// The prompt leaves no room for an answer.
-    #[error(
-        "the prompt has {prompt_tokens} tokens and the context holds {context_len}, of which at least one must be left for \
-         the answer; shorten the prompt or serve the model with a larger context"
-    )]
-    PromptTooLong {
-        /// Length of the prompt.
-        prompt_tokens: usize,
-        /// Tokens that prompt and answer may have together.
-        context_len: usize,
-    },
-    /// There is nothing to continue.
-    #[error("the prompt is empty; at least one token is needed")]
-    EmptyPrompt,
-    /// A sampling parameter that cannot be honoured.
-    #[error("{param}: {message}")]
-    InvalidParam {
-        /// Name of the field.
-        param: &'static str,
-        /// What is wrong with it.
-        message: String,
-    },
-    /// A token id that the model does not have.
-    #[error("token {token} of the prompt is out of range: the vocabulary has {vocab_size} tokens")]
-    TokenOutOfRange {
-        /// The first such token.
-        token: u32,
-        /// Ids are below it.
-        vocab_size: usize,
-    },
-}
-
-impl From<InvalidParam> for SubmitError {
-    fn from(InvalidParam { param, message }: InvalidParam) -> Self {
-        SubmitError::InvalidParam { param, message }
-    }
-}
 
 /// Settings of an engine. The runner's limits bound them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -200,7 +138,7 @@ impl EngineHandle {
     /// Submits a request. The events of its choices come through the stream; dropping that cancels the request.
     pub fn submit(&self, request: Request) -> Result<EventStream, SubmitError> {
         let inner = &*self.0;
-        self.check(&request)?;
+        request.check(inner.limits, inner.max_live)?;
         let num_choices = request.sampling.n;
         let (events, stream) = EventStream::channel();
         let door = inner.door();
@@ -218,27 +156,6 @@ impl EngineHandle {
             SubmitError::Failed("its thread has ended; restart the program".to_owned())
         })?;
         Ok(stream)
-    }
-
-    fn check(&self, request: &Request) -> Result<(), SubmitError> {
-        let inner = &*self.0;
-        let RunnerLimits { context_len, vocab_size, .. } = inner.limits;
-        request.sampling.validate()?;
-        if request.sampling.n > inner.max_live {
-            let message = format!("must be at most {} on this server, not {}", inner.max_live, request.sampling.n);
-            return Err(SubmitError::InvalidParam { param: "n", message });
-        }
-        let prompt_tokens = request.prompt_tokens.len();
-        if prompt_tokens == 0 {
-            return Err(SubmitError::EmptyPrompt);
-        }
-        if prompt_tokens >= context_len {
-            return Err(SubmitError::PromptTooLong { prompt_tokens, context_len });
-        }
-        match request.prompt_tokens.iter().find(|&&token| token as usize >= vocab_size) {
-            Some(&token) => Err(SubmitError::TokenOutOfRange { token, vocab_size }),
-            None => Ok(()),
-        }
     }
 
     /// A running sequence ends, on average, once per mean duration divided by how many run.

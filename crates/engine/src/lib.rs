@@ -19,13 +19,15 @@ mod sampler;
 mod scheduler;
 mod sequence;
 pub mod stub;
+mod submit;
 mod worker;
 
 pub use block_manager::{BlockManager, BlockTable};
 pub use event::{EngineError, Event, EventStream, FinishReason, Timings, Usage};
-pub use handle::{Engine, EngineConfig, EngineHandle, EngineStatus, Request, SubmitError};
+pub use handle::{Engine, EngineConfig, EngineHandle, EngineStatus};
 pub use model_runner::ModelRunner;
 pub use params::{InvalidParam, MAX_CHOICES, SamplingParams};
 pub use runner::{LogitsBuffer, Runner, RunnerError, RunnerLimits};
 pub use sampler::{InvalidLogits, Sampler, Scratch};
 pub use scheduler::{Scheduler, SchedulerConfig, SequenceId, Step, StepEntry};
+pub use submit::{Request, SubmitError};

@@ -1,6 +1,14 @@
-//! The tokens that can still be chosen, with unnormalised probabilities.
+//! The tokens that can still be chosen, and the draw among them.
+//!
+//! A token's weight is `exp((logit - max) / temperature)`, so the most probable one weighs 1. Weights of the whole
+//! vocabulary lie densely in id order; filters work on the short list of [`Candidate`]s that pass a first bound.
 
-/// One token and its weight `exp((logit - max) / temperature)`; the most probable token weighs 1.
+use super::exp::exp_negative;
+
+/// Weights are summed by blocks of this many, so that the compiler makes SIMD of it and the order of sums is fixed.
+const BLOCK: usize = 64;
+
+/// One token and its weight.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Candidate {
     pub(super) id: u32,
@@ -14,41 +22,89 @@ impl Candidate {
     }
 }
 
-/// A set of candidates. Filters shrink and reorder it; it is never empty.
+/// Weights of a vocabulary and the list of candidates.
 #[derive(Debug, Default)]
 pub(super) struct Candidates {
+    pub(super) weights: Vec<f32>,
     pub(super) items: Vec<Candidate>,
 }
 
 impl Candidates {
-    /// Takes every token whose scaled logit lies at most `-threshold` below the largest; `threshold` is negative or 0.
-    pub(super) fn fill(&mut self, logits: &[f32], max: f32, temperature: f32, threshold: f32) {
+    /// Sets the weights of all tokens. `max` is the largest logit.
+    pub(super) fn weigh(&mut self, logits: &[f32], max: f32, temperature: f32) {
+        self.weights.clear();
+        // Subtracted first: with a tiny temperature the quotient may be -inf, which weighs nothing, but never NaN.
+        self.weights.extend(logits.iter().map(|&logit| exp_negative((logit - max) / temperature)));
+    }
+
+    /// Lists, in id order, the tokens that weigh at least `floor` and something.
+    pub(super) fn list(&mut self, floor: f32) {
         self.items.clear();
-        for (id, &logit) in logits.iter().enumerate() {
-            // Subtracted first: with a tiny temperature the quotient may be -inf, which drops out, but never NaN.
-            let scaled = (logit - max) / temperature;
-            if scaled >= threshold {
-                self.items.push(Candidate { id: id as u32, weight: scaled.exp() });
+        let floor = floor.max(f32::MIN_POSITIVE);
+        for (id, &weight) in self.weights.iter().enumerate() {
+            if weight >= floor {
+                self.items.push(Candidate { id: id as u32, weight });
             }
         }
     }
 
-    /// Sum of the weights, in float64 and in order, so that it is the same in every run.
-    pub(super) fn mass(&self) -> f64 {
-        self.items.iter().map(|candidate| f64::from(candidate.weight)).sum()
+    /// Weight of the whole vocabulary.
+    pub(super) fn total(&self) -> f64 {
+        self.weights.chunks(BLOCK).map(block_sum).sum()
     }
 
-    /// The candidate at the share `unit` of the mass; `unit` lies in [0, 1).
-    pub(super) fn draw(&self, unit: f64) -> u32 {
-        let target = unit * self.mass();
-        let mut sum = 0.0;
-        for candidate in &self.items {
-            sum += f64::from(candidate.weight);
-            if target < sum {
-                return candidate.id;
+    /// The token at the share `unit` of the whole vocabulary's weight; `unit` lies in [0, 1).
+    pub(super) fn draw_from_all(&self, unit: f64) -> u32 {
+        let target = unit * self.total();
+        let (mut sum, mut last) = (0.0, 0);
+        for (number, block) in self.weights.chunks(BLOCK).enumerate() {
+            let weight = block_sum(block);
+            if weight > 0.0 {
+                last = number;
             }
+            if target < sum + weight {
+                break;
+            }
+            sum += weight;
         }
-        // Rounding can put the target on the total itself: then the last one that has any weight.
-        self.items.iter().rev().find(|candidate| candidate.weight > 0.0).map_or(0, |candidate| candidate.id)
+        let begin = last * BLOCK;
+        let block = &self.weights[begin..self.weights.len().min(begin + BLOCK)];
+        let within = block.iter().enumerate().map(|(offset, &weight)| ((begin + offset) as u32, weight));
+        draw(within, target - sum)
     }
+
+    /// The listed candidate at the share `unit` of the list's weight; `unit` lies in [0, 1).
+    pub(super) fn draw_from_list(&self, unit: f64) -> u32 {
+        let target = unit * mass(&self.items);
+        draw(self.items.iter().map(|candidate| (candidate.id, candidate.weight)), target)
+    }
+}
+
+/// Weight of a list.
+pub(super) fn mass(items: &[Candidate]) -> f64 {
+    items.iter().map(|candidate| f64::from(candidate.weight)).sum()
+}
+
+fn block_sum(block: &[f32]) -> f64 {
+    let mut lanes = [0.0f32; 16];
+    for row in block.chunks(lanes.len()) {
+        for (lane, weight) in lanes.iter_mut().zip(row) {
+            *lane += weight;
+        }
+    }
+    f64::from(lanes.iter().sum::<f32>())
+}
+
+/// The first token at which the running sum passes `target`. Rounding can put the target on the total itself: then it is the
+/// last one that weighs anything.
+fn draw(weights: impl Iterator<Item = (u32, f32)>, target: f64) -> u32 {
+    let (mut sum, mut chosen) = (0.0, 0);
+    for (id, weight) in weights.filter(|&(_, weight)| weight > 0.0) {
+        chosen = id;
+        sum += f64::from(weight);
+        if target < sum {
+            break;
+        }
+    }
+    chosen
 }

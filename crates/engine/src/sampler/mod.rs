@@ -6,7 +6,7 @@
 //! logits and its seed alone, never on who shares the batch.
 
 mod candidates;
-mod min_p;
+mod exp;
 mod top_k;
 mod top_p;
 
@@ -79,10 +79,32 @@ impl Sampler {
             return Ok(best as u32);
         }
         let candidates = &mut scratch.candidates;
-        candidates.fill(logits, logits[best], self.temperature, min_p::threshold(self.min_p));
-        top_k::keep(candidates, self.top_k);
-        top_p::keep(candidates, self.top_p);
-        Ok(candidates.draw(unit_interval(self.rng.next_u64())))
+        candidates.weigh(logits, logits[best], self.temperature);
+        let unit = unit_interval(self.rng.next_u64());
+        if self.list(candidates) { Ok(candidates.draw_from_list(unit)) } else { Ok(candidates.draw_from_all(unit)) }
+    }
+
+    /// Lists the tokens that the filters leave. False when there is no filter, and no list.
+    fn list(&self, candidates: &mut Candidates) -> bool {
+        let (has_min_p, has_top_k, has_top_p) = (self.min_p > 0.0, self.top_k > 0, self.top_p < 1.0);
+        // The most probable token weighs 1, so min_p is itself the bound on weights.
+        if has_top_k {
+            candidates.list_top_k(self.top_k, self.min_p);
+        } else if has_min_p {
+            candidates.list(self.min_p);
+        } else if has_top_p {
+            let total = candidates.total();
+            candidates.list(top_p::floor(self.top_p, total, candidates.weights.len()));
+            top_p::keep(&mut candidates.items, f64::from(self.top_p) * total);
+            return true;
+        } else {
+            return false;
+        }
+        if has_top_p {
+            let target = f64::from(self.top_p) * candidates::mass(&candidates.items);
+            top_p::keep(&mut candidates.items, target);
+        }
+        true
     }
 }
 

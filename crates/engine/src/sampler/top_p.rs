@@ -1,25 +1,31 @@
 //! top_p: keep the smallest set of most probable tokens whose mass reaches the share p.
 
-use super::candidates::{Candidate, Candidates};
+use super::candidates::Candidate;
 
-/// Keeps the nucleus of share `p`; 1 keeps all, 0 the most probable token.
-pub(super) fn keep(candidates: &mut Candidates, p: f32) {
-    if p >= 1.0 {
-        return;
-    }
-    let mass = candidates.mass();
-    let target = f64::from(p) * mass;
-    // Tokens lighter than (1 - p) / count hold less than 1 - p together, so the nucleus is complete without them, and only a
-    // few of a large vocabulary need sorting. Half of that bound keeps clear of rounding.
-    let light = 0.5 * (mass - target) / candidates.items.len() as f64;
-    candidates.items.retain(|candidate| f64::from(candidate.weight) >= light);
-    candidates.items.sort_unstable_by(Candidate::rank);
-    let mut sum = 0.0;
-    let reaches = |candidate: &Candidate| {
-        sum += f64::from(candidate.weight);
-        sum >= target
-    };
-    if let Some(last) = candidates.items.iter().position(reaches) {
-        candidates.items.truncate(last + 1);
+/// The weight below which no token of a vocabulary of `num_tokens`, weighing `total`, is in the nucleus of share `p`: all the
+/// lighter ones together weigh less than the share left out. Half of the bound keeps clear of rounding.
+pub(super) fn floor(p: f32, total: f64, num_tokens: usize) -> f32 {
+    (0.5 * (1.0 - f64::from(p)) * total / num_tokens as f64) as f32
+}
+
+/// Keeps the heaviest candidates up to the one with which their weight reaches `target`, in order of rank.
+pub(super) fn keep(items: &mut Vec<Candidate>, target: f64) {
+    // A nucleus is mostly small, so ranks are found piece by piece, each eight times as long as the one before.
+    let (mut sum, mut begin, mut len) = (0.0, 0, 32);
+    while begin < items.len() {
+        let end = items.len().min(begin + len);
+        if end < items.len() {
+            items[begin..].select_nth_unstable_by(end - begin - 1, Candidate::rank);
+        }
+        items[begin..end].sort_unstable_by(Candidate::rank);
+        for place in begin..end {
+            sum += f64::from(items[place].weight);
+            if sum >= target {
+                items.truncate(place + 1);
+                return;
+            }
+        }
+        begin = end;
+        len *= 8;
     }
 }

@@ -94,6 +94,7 @@ impl Worker {
         while self.take_commands() {
             self.cancel_abandoned();
             let step = self.scheduler.schedule();
+            self.note_preempted(&step);
             self.cut_exhausted(&step);
             if !step.entries.is_empty() {
                 self.run_step(&step);
@@ -151,6 +152,13 @@ impl Worker {
             tracing::debug!(request = key, "cancelled: its stream was dropped");
             self.forget(key);
         }
+    }
+
+    fn note_preempted(&self, step: &Step) {
+        for &SequenceId(sequence) in &step.preempted {
+            tracing::debug!(sequence, "preempted: an older sequence needed its blocks");
+        }
+        self.shared.status().preemptions += step.preempted.len() as u64;
     }
 
     /// Ends the sequences that cannot get the blocks they need although nobody else holds one.

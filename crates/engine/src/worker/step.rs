@@ -27,7 +27,6 @@ impl Worker {
         let mut status = self.shared.status();
         status.steps += 1;
         status.failed_steps += u64::from(outcome.is_err());
-        status.preemptions += step.preempted.len() as u64;
         drop(status);
         match outcome {
             Ok(wants_logits) => {

@@ -1,0 +1,88 @@
+//! What clients hand in, and why it may be refused.
+
+use crate::{InvalidParam, RunnerLimits, SamplingParams};
+
+/// A prompt to continue.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Request {
+    /// The prompt; at least one token, and room for one more in the context.
+    pub prompt_tokens: Vec<u32>,
+    /// How to continue it.
+    pub sampling: SamplingParams,
+}
+
+/// Why a request was not accepted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// As many choices as allowed are running or waiting.
+    #[error("the queue is full; try again in {retry_after_s} s")]
+    QueueFull {
+        /// When there may be room, guessed from how long recent requests took.
+        retry_after_s: u64,
+    },
+    /// The engine finishes what it has and takes nothing new.
+    #[error("the engine is shutting down and takes no new requests")]
+    Draining,
+    /// The engine thread has ended.
+    #[error("the engine is not running: {0}")]
+    Failed(String),
+    /// The prompt leaves no room for an answer.
+    #[error(
+        "the prompt has {prompt_tokens} tokens and the context holds {context_len}, of which at least one must be left for \
+         the answer; shorten the prompt or serve the model with a larger context"
+    )]
+    PromptTooLong {
+        /// Length of the prompt.
+        prompt_tokens: usize,
+        /// Tokens that prompt and answer may have together.
+        context_len: usize,
+    },
+    /// There is nothing to continue.
+    #[error("the prompt is empty; at least one token is needed")]
+    EmptyPrompt,
+    /// A sampling parameter that cannot be honoured.
+    #[error("{param}: {message}")]
+    InvalidParam {
+        /// Name of the field.
+        param: &'static str,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// A token id that the model does not have.
+    #[error("token {token} of the prompt is out of range: the vocabulary has {vocab_size} tokens")]
+    TokenOutOfRange {
+        /// The first such token.
+        token: u32,
+        /// Ids are below it.
+        vocab_size: usize,
+    },
+}
+
+impl From<InvalidParam> for SubmitError {
+    fn from(InvalidParam { param, message }: InvalidParam) -> Self {
+        SubmitError::InvalidParam { param, message }
+    }
+}
+
+impl Request {
+    /// Refuses what an engine with these limits, holding at most `max_choices` choices at a time, could never serve.
+    pub(crate) fn check(&self, limits: RunnerLimits, max_choices: usize) -> Result<(), SubmitError> {
+        let RunnerLimits { context_len, vocab_size, .. } = limits;
+        self.sampling.validate()?;
+        if self.sampling.n > max_choices {
+            let message = format!("must be at most {max_choices} on this server, not {}", self.sampling.n);
+            return Err(SubmitError::InvalidParam { param: "n", message });
+        }
+        let prompt_tokens = self.prompt_tokens.len();
+        if prompt_tokens == 0 {
+            return Err(SubmitError::EmptyPrompt);
+        }
+        if prompt_tokens >= context_len {
+            return Err(SubmitError::PromptTooLong { prompt_tokens, context_len });
+        }
+        match self.prompt_tokens.iter().find(|&&token| token as usize >= vocab_size) {
+            Some(&token) => Err(SubmitError::TokenOutOfRange { token, vocab_size }),
+            None => Ok(()),
+        }
+    }
+}
