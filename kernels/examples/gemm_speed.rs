@@ -1,8 +1,8 @@
 //! Speed of matrix products: for one row the bandwidth of the weights, for many the arithmetic rate.
 //!
-//! `cargo run --release -p taper-kernels --example gemm_speed -- [threads] [isa] [type]` walks a ring of distinct matrices that is
-//! larger than any cache, so weights come from memory as they do in a model. The read bandwidth of plain loads, measured in
-//! the same run, stands above the table.
+//! `cargo run --release -p taper-kernels --example gemm_speed -- [threads] [isa] [type|all] [MiB]` walks a ring of distinct matrices,
+//! 256 MiB together unless told otherwise: larger than any cache, so weights come from memory as they do in a model. The read
+//! bandwidth of plain loads, measured in the same run, stands above the table.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 use std::hint::black_box;
@@ -19,11 +19,12 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let threads = arguments.first().map_or(2, |threads| threads.parse().unwrap());
     let isa = arguments.get(1).map_or(Isa::best(), |name| Isa::parse(name).unwrap());
-    let only = arguments.get(2);
+    let only = arguments.get(2).filter(|only| *only != "all");
+    let ring_bytes = arguments.get(3).map_or(RING_BYTES, |mebibytes| mebibytes.parse::<usize>().unwrap() << 20);
     let pool = Pool::new(threads);
     let context = Context { table: isa.table(), pool: &pool };
     println!("{} threads, {}, plain reads {:.1} GB/s", pool.threads(), isa.name(), read_bandwidth(&pool));
-    println!("{:6} {:>6} x {:<6} {:>5}  {:>8} {:>8} {:>9}", "type", "N", "K", "rows", "us", "GB/s", "GFLOP/s");
+    println!("type        N x K       rows  us: median  best      GB/s: median  best   GFLOP/s: median  best");
     let model = [(960, 576), (576, 576), (3072, 576), (576, 1536)];
     let mut cases: Vec<(WeightType, usize, usize, &[usize])> = Vec::new();
     for (n, k) in model {
@@ -35,15 +36,16 @@ fn main() {
     }
     for (weight_type, n, k, rows) in cases {
         if only.is_none_or(|only| *only == format!("{weight_type:?}")) {
-            measure(context, weight_type, n, k, rows);
+            measure(context, ring_bytes, (weight_type, n, k), rows);
         }
     }
 }
 
 /// Times products of each row count over the ring and prints medians.
-fn measure(context: Context<'_>, weight_type: WeightType, n: usize, k: usize, row_counts: &[usize]) {
+fn measure(context: Context<'_>, ring_bytes: usize, matrix: (WeightType, usize, usize), row_counts: &[usize]) {
+    let (weight_type, n, k) = matrix;
     let bytes = vec![1; n * weight_type.row_bytes(k).unwrap()];
-    let count = RING_BYTES.div_ceil(bytes.len());
+    let count = (ring_bytes / bytes.len()).max(1);
     let data = MatrixData { weight_type, rows: n, cols: k, bytes: &bytes };
     let ring: Vec<PackedMatrix> = (0..count).map(|_| PackedMatrix::pack(&[data], context.pool).unwrap()).collect();
     let most = *row_counts.iter().max().unwrap();
@@ -66,13 +68,17 @@ fn measure(context: Context<'_>, weight_type: WeightType, n: usize, k: usize, ro
         }
         black_box(&out);
         times.sort_by(f64::total_cmp);
-        let median = times[times.len() / 2];
+        let (median, best) = (times[times.len() / 2], times[0]);
+        let (bytes, flops) = (ring[0].bytes() as f64, 2.0 * (rows * n * k) as f64);
         println!(
-            "{:6} {n:>6} x {k:<6} {rows:>5}  {:>8.1} {:>8.1} {:>9.1}",
+            "{:6} {n:>6} x {k:<6} {rows:>5}   {:>9.1} {:>9.1}   {:>8.1} {:>8.1}   {:>9.1} {:>9.1}",
             format!("{weight_type:?}"),
             median * 1e6,
-            ring[0].bytes() as f64 / median / 1e9,
-            2.0 * (rows * n * k) as f64 / median / 1e9
+            best * 1e6,
+            bytes / median / 1e9,
+            bytes / best / 1e9,
+            flops / median / 1e9,
+            flops / best / 1e9
         );
     }
 }

@@ -252,8 +252,9 @@ impl Scaling {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn load<F: Quantized>(head: *const u8, scales: *const u8, half: usize) -> Scaling {
-        // SAFETY (both closures): half of a place of sixteen float16 or bytes in a panel.
+        // SAFETY: half of a place of sixteen float16 in a panel.
         let halfs = |at: *const u8| unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.add(16 * half).cast())) };
+        // SAFETY: the same for bytes.
         let bytes = |at: usize| unsafe { _mm_loadl_epi64(scales.add(at + 8 * half).cast()) };
         let (zero, none) = (_mm256_setzero_ps(), _mm256_setzero_si256());
         let mut this = Scaling { factor: zero, min: zero, halves: [none; 2], half_mins: [none; 2] };
@@ -391,8 +392,8 @@ unsafe fn float_units<E: Element, const UNITS: usize, const ROWS: usize>(task: &
             }
             for row in 0..ROWS {
                 let x = _mm256_set1_ps(*task.x.add(row * task.cols + k));
-                for unit in 0..UNITS {
-                    sums[unit][row] = _mm256_fmadd_ps(weights[unit], x, sums[unit][row]);
+                for (sums, &weights) in sums.iter_mut().zip(&weights) {
+                    sums[row] = _mm256_fmadd_ps(weights, x, sums[row]);
                 }
             }
         }

@@ -64,14 +64,14 @@ unsafe fn store(task: &Task, panel: usize, row: usize, sums: __m512) {
 macro_rules! sweep {
     ($task:ident, $kernel:ident, $type:ident) => {{
         match $task.rows {
-            1 => sweep!(@panels $task, $kernel, $type, 1, 8, 4, 2, 1),
+            1 => sweep!(@panels $task, $kernel, $type, 1, 4, 2, 1),
             2 => sweep!(@panels $task, $kernel, $type, 2, 4, 2, 1),
             3 => sweep!(@panels $task, $kernel, $type, 3, 2, 1),
             4 => sweep!(@panels $task, $kernel, $type, 4, 2, 1),
-            5 => sweep!(@panels $task, $kernel, $type, 5, 2, 1),
-            6 => sweep!(@panels $task, $kernel, $type, 6, 2, 1),
-            7 => sweep!(@panels $task, $kernel, $type, 7, 2, 1),
-            _ => sweep!(@panels $task, $kernel, $type, 8, 2, 1),
+            5 => sweep!(@panels $task, $kernel, $type, 5, 1),
+            6 => sweep!(@panels $task, $kernel, $type, 6, 1),
+            7 => sweep!(@panels $task, $kernel, $type, 7, 1),
+            _ => sweep!(@panels $task, $kernel, $type, 8, 1),
         }
     }};
     (@panels $task:ident, $kernel:ident, $type:ident, $rows:literal, $($panels:literal),*) => {{
@@ -106,9 +106,14 @@ unsafe fn quantized_panels<F: Quantized, const PANELS: usize, const ROWS: usize>
     let format = F::FORMAT;
     let (blocks, words) = (task.cols / BLOCK, format.terms().words());
     // SAFETY: `place` keeps every load inside its panel (tested), the task's activations have `blocks * ROWS` entries, and
-    // `first_panel + PANELS <= num_panels`.
+    // `first_panel + PANELS <= num_panels`. Prefetches may go anywhere.
     unsafe {
         let panels = task.panels.add(first_panel * task.panel_bytes);
+        // A superblock ahead in the same panel or, past its end, in the panel as far into the next group.
+        let ahead = |at: usize| {
+            let at = at + format.superblock_bytes(SUPERBLOCK);
+            if at < task.panel_bytes { at } else { at + (PANELS - 1) * task.panel_bytes }
+        };
         let mut sums = [[_mm512_setzero_ps(); ROWS]; PANELS];
         let mut start = 0;
         let mut block = 0;
@@ -120,16 +125,17 @@ unsafe fn quantized_panels<F: Quantized, const PANELS: usize, const ROWS: usize>
                 let scales = head + format.head_bytes() + index * format.scale_bytes();
                 let at = (block + index) * ROWS;
                 let x = (task.quants.add(at * BLOCK), task.scales.add(at), task.terms.add(at * words));
-                for panel in 0..PANELS {
+                let (next_quants, next_scales) = (ahead(quants), ahead(scales));
+                for (panel, sums) in sums.iter_mut().enumerate() {
                     let base = panels.add(panel * task.panel_bytes);
+                    prefetch(base.wrapping_add(next_quants), format.quant_bytes());
+                    prefetch(base.wrapping_add(next_scales), format.scale_bytes());
                     let weights = unpack::<F>(base.add(quants));
                     let scaling = Scaling::load::<F>(base.add(head), base.add(scales));
-                    for row in 0..ROWS {
+                    for (row, sum) in sums.iter_mut().enumerate() {
                         let (quants, terms) = (x.0.add(row * BLOCK).cast::<i32>(), x.2.add(row * words));
-                        let two_chains = ROWS == 1;
-                        let integer = scaling.integer::<F>(&weights, quants, terms, two_chains);
-                        let da = _mm512_set1_ps(*x.1.add(row));
-                        sums[panel][row] = scaling.add::<F>(integer, da, terms, sums[panel][row]);
+                        let integer = scaling.integer::<F>(&weights, quants, terms, ROWS == 1);
+                        *sum = scaling.add::<F>(integer, _mm512_set1_ps(*x.1.add(row)), terms, *sum);
                     }
                 }
             }
@@ -141,6 +147,15 @@ unsafe fn quantized_panels<F: Quantized, const PANELS: usize, const ROWS: usize>
                 store(task, first_panel + panel, row, sums);
             }
         }
+    }
+}
+
+/// Asks for the cache lines that hold `bytes` bytes from `at`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+fn prefetch(at: *const u8, bytes: usize) {
+    for line in 0..bytes.div_ceil(64) {
+        _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(64 * line).cast());
     }
 }
 
@@ -205,8 +220,9 @@ impl Scaling {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
     unsafe fn load<F: Quantized>(head: *const u8, scales: *const u8) -> Scaling {
-        // SAFETY (both closures): places of sixteen float16 or bytes in a panel.
+        // SAFETY: a place of sixteen float16 in a panel.
         let halfs = |at: *const u8| unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) };
+        // SAFETY: the same for bytes.
         let bytes = |at: usize| unsafe { _mm_loadu_si128(scales.add(at).cast()) };
         let (zero, none) = (_mm512_setzero_ps(), _mm512_setzero_si512());
         let mut this = Scaling { factor: zero, min: zero, halves: [none; 2], half_mins: [none; 2] };
@@ -250,16 +266,12 @@ impl Scaling {
             let mut first = if format.has_min() { none } else { _mm512_set1_epi32(*terms) };
             let halves = format.has_halves();
             let mut second = if halves && !format.has_min() { _mm512_set1_epi32(*terms.add(1)) } else { none };
-            for g in 0..4 {
-                first = _mm512_dpbusd_epi32(first, w[g], _mm512_set1_epi32(x.add(g).read_unaligned()));
-            }
-            if halves || two {
-                for g in 4..8 {
-                    second = _mm512_dpbusd_epi32(second, w[g], _mm512_set1_epi32(x.add(g).read_unaligned()));
-                }
-            } else {
-                for g in 4..8 {
-                    first = _mm512_dpbusd_epi32(first, w[g], _mm512_set1_epi32(x.add(g).read_unaligned()));
+            for (g, &w) in w.iter().enumerate() {
+                let x = _mm512_set1_epi32(x.add(g).read_unaligned());
+                if g >= 4 && (halves || two) {
+                    second = _mm512_dpbusd_epi32(second, w, x);
+                } else {
+                    first = _mm512_dpbusd_epi32(first, w, x);
                 }
             }
             if halves {
@@ -352,8 +364,8 @@ unsafe fn float_panels<E: Element, const PANELS: usize, const ROWS: usize>(task:
             }
             for row in 0..ROWS {
                 let x = _mm512_set1_ps(*task.x.add(row * task.cols + k));
-                for panel in 0..PANELS {
-                    sums[panel][row] = _mm512_fmadd_ps(weights[panel], x, sums[panel][row]);
+                for (sums, &weights) in sums.iter_mut().zip(&weights) {
+                    sums[row] = _mm512_fmadd_ps(weights, x, sums[row]);
                 }
             }
         }
