@@ -1,7 +1,8 @@
 //! Chat templates: Jinja programs that turn messages into the text a chat model was trained on.
 //!
-//! They come from anyone's model file and run on every request, so they run with a limit on their steps and without
-//! access to anything but what is handed in. They were written for Python's Jinja as the `transformers` library sets it
+//! They come from anyone's model file and run on every request, so their length and their steps are limited, and they
+//! have access to nothing but what is handed in. (Their memory is not limited: a loop that doubles a string is stopped by
+//! nothing before the system does it.) They were written for Python's Jinja as the `transformers` library sets it
 //! up: strings have Python's methods, `tojson` writes what `json.dumps` writes, `raise_exception` refuses a
 //! conversation, `strftime_now` tells the date (here in UTC), and `{% generation %}` marks the model's own text, which
 //! matters in training only.
@@ -21,6 +22,13 @@ use crate::{Error, json};
 
 /// Steps that one rendering may take. A template spends tens of steps on a message; this many take a fraction of a second.
 const FUEL: u64 = 5_000_000;
+
+/// Longest source. Models' templates have up to 20 KB.
+const MAX_SOURCE_LEN: usize = 128 << 10;
+
+/// Stack of the thread that compiles. The parser calls itself for every minus sign of `----1`; a source of
+/// [`MAX_SOURCE_LEN`] takes up to 64 MiB that way (measured with minijinja 3.0.5), and running out would end the process.
+const COMPILE_STACK: usize = 256 << 20;
 
 /// The one template of an environment. The name has no extension, so nothing is escaped for HTML.
 const NAME: &str = "chat template";
@@ -111,12 +119,12 @@ impl ChatTemplate {
 
     /// Compiles a template; `name` says in errors where it came from.
     pub fn from_source(name: &str, source: &str) -> Result<ChatTemplate, Error> {
-        ChatTemplate::compile(source, || {
+        ChatTemplate::with_clock(source, || {
             // A clock before 1970 is no reason to fail.
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             i64::try_from(now.as_secs()).unwrap_or(i64::MAX)
         })
-        .map_err(|error| Error::Template { name: name.to_owned(), reason: describe(&error) })
+        .map_err(|reason| Error::Template { name: name.to_owned(), reason })
     }
 
     /// One of [`ChatTemplate::builtin_names`].
@@ -157,18 +165,36 @@ impl ChatTemplate {
         })
     }
 
-    fn compile(source: &str, now: fn() -> i64) -> Result<ChatTemplate, minijinja::Error> {
-        let mut environment = Environment::new();
-        environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
-        environment.set_undefined_behavior(UndefinedBehavior::Chainable);
-        environment.set_fuel(Some(FUEL));
-        environment.set_unknown_method_callback(unknown_method_callback);
-        environment.add_filter("tojson", tojson);
-        environment.add_function("raise_exception", raise_exception);
-        environment.add_function("strftime_now", move |format: &str| strftime(format, now()));
-        environment.add_template_owned(NAME, without_generation_tags(source))?;
+    /// As [`ChatTemplate::from_source`], with a clock that gives seconds since 1970.
+    fn with_clock(source: &str, now: fn() -> i64) -> Result<ChatTemplate, String> {
+        if source.len() > MAX_SOURCE_LEN {
+            return Err(format!("it is {} bytes long; at most {MAX_SOURCE_LEN} are read", source.len()));
+        }
+        let environment = std::thread::scope(|scope| {
+            let compiling = std::thread::Builder::new()
+                .name("compile-template".to_owned())
+                .stack_size(COMPILE_STACK)
+                .spawn_scoped(scope, || environment(source, now))
+                .map_err(|error| format!("no thread to compile it: {error}"))?;
+            let environment = compiling.join().map_err(|_| "its parser panicked".to_owned())?;
+            environment.map_err(|error| describe(&error))
+        })?;
         Ok(ChatTemplate { environment: Arc::new(environment), source: source.into() })
     }
+}
+
+/// The template and all that it can use.
+fn environment(source: &str, now: fn() -> i64) -> Result<Environment<'static>, minijinja::Error> {
+    let mut environment = Environment::new();
+    environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+    environment.set_undefined_behavior(UndefinedBehavior::Chainable);
+    environment.set_fuel(Some(FUEL));
+    environment.set_unknown_method_callback(unknown_method_callback);
+    environment.add_filter("tojson", tojson);
+    environment.add_function("raise_exception", raise_exception);
+    environment.add_function("strftime_now", move |format: &str| strftime(format, now()));
+    environment.add_template_owned(NAME, without_generation_tags(source))?;
+    Ok(environment)
 }
 
 impl std::fmt::Debug for ChatTemplate {

@@ -32,3 +32,10 @@ pub use error::Error;
 pub use pre_tokenizer::supported_names as supported_pre_tokenizers;
 pub use stop_matcher::{StopMatcher, StopOutput};
 pub use tokenizer::{EncodeOptions, Tokenizer};
+
+/// Tokenizer and template are made once and shared between request threads.
+const _: fn() = || {
+    fn shared_between_threads<T: Send + Sync>() {}
+    shared_between_threads::<Tokenizer>();
+    shared_between_threads::<ChatTemplate>();
+};

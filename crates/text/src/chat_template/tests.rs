@@ -4,7 +4,7 @@ use super::*;
 
 /// Renders a source with a fixed clock, 29 July 2024.
 fn render(source: &str, messages: &[ChatMessage], context: &RenderContext) -> Result<String, TemplateError> {
-    ChatTemplate::compile(source, || 1_722_211_200).expect("the template compiles").render(messages, context)
+    ChatTemplate::with_clock(source, || 1_722_211_200).expect("the template compiles").render(messages, context)
 }
 
 fn check(source: &str, expected: &str) {
@@ -99,6 +99,20 @@ fn an_endless_template_is_stopped() {
 fn a_template_that_is_not_jinja_is_refused_with_its_name() {
     let error = ChatTemplate::from_source("my.jinja", "{% for %}").expect_err("it is not Jinja").to_string();
     assert!(error.contains("my.jinja") && error.contains("syntax error"), "{error}");
+}
+
+#[test]
+fn a_template_that_nests_without_end_is_compiled_or_refused_but_ends_nothing_else() {
+    for (unit, rest) in [("-", "1"), ("not ", "1"), ("1+", "1"), ("(", "1"), ("1 or ", "1"), ("x if x else ", "1")] {
+        let source = format!("{{{{ {}{rest} }}}}", unit.repeat((MAX_SOURCE_LEN - 7) / unit.len()));
+        if let Ok(template) = ChatTemplate::from_source("test", &source) {
+            let _ = template.render(&[], &context());
+        }
+    }
+    let source = format!("{{% if x %}}{}{{% endif %}}", "{%elif 1%}".repeat(12_000));
+    assert!(ChatTemplate::from_source("test", &source).is_ok());
+    let error = ChatTemplate::from_source("test", &"x".repeat(MAX_SOURCE_LEN + 1)).expect_err("it is too long");
+    assert!(error.to_string().contains("131073 bytes"), "{error}");
 }
 
 #[test]
