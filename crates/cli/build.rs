@@ -1,13 +1,20 @@
-//! Gives the binary the commit it was built from, for benchmark rows.
+//! Puts the commit that is built into the binary, for benchmark rows.
 
 use std::process::Command;
 
 fn main() {
-    let commit = Command::new("git").args(["rev-parse", "--short=12", "HEAD"]).output().ok();
-    let commit =
-        commit.filter(|output| output.status.success()).and_then(|output| String::from_utf8(output.stdout).ok());
-    let commit = commit.unwrap_or_else(|| "unknown".to_string());
-    // Only the head's log moves with every commit; watching it costs no rebuild between commits.
-    println!("cargo::rerun-if-changed=../../.git/logs/HEAD");
-    println!("cargo::rustc-env=TAPER_COMMIT={}", commit.trim());
+    let git = |args: &[&str]| {
+        let output = Command::new("git").args(args).output().ok().filter(|output| output.status.success())?;
+        String::from_utf8(output.stdout).ok().map(|text| text.trim().to_string()).filter(|text| !text.is_empty())
+    };
+    // Not a clone, or no git: a source archive builds as well.
+    let commit = git(&["rev-parse", "--short=12", "HEAD"]).unwrap_or_else(|| "unknown".to_string());
+    println!("cargo::rustc-env=TAPER_COMMIT={commit}");
+    println!("cargo::rerun-if-changed=build.rs");
+    // The log of HEAD grows with every commit, checkout and reset; HEAD itself stays when its branch moves.
+    for file in ["HEAD", "logs/HEAD"] {
+        if let Some(path) = git(&["rev-parse", "--git-path", file]).filter(|path| std::path::Path::new(path).exists()) {
+            println!("cargo::rerun-if-changed={path}");
+        }
+    }
 }

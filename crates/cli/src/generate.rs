@@ -1,96 +1,142 @@
-//! One answer from the engine, for the commands of the terminal.
+//! One prompt through the engine, its text shown as it comes.
 
-use anyhow::{anyhow, bail};
-use clap::Args;
-use std::sync::Arc;
-use taper_engine::{Engine, EngineConfig, EngineHandle, Event, FinishReason, Request, Runner, SamplingParams, Usage};
-use taper_text::Tokenizer;
+use crate::load::Loaded;
+use anyhow::{Context, Result, anyhow};
+use serde::Serialize;
+use taper_engine::{Event, FinishReason, Request, SamplingParams, Timings};
+use taper_text::{ChatMessage, EncodeOptions, RenderContext};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
 
-/// How tokens are chosen.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct SamplingArgs {
-    /// Randomness of the choice: 0 takes the most likely token
-    #[arg(long, default_value_t = 0.8)]
-    pub(crate) temperature: f32,
-    /// Choose among the K most likely tokens; 0 for all
-    #[arg(long, default_value_t = 40, value_name = "K")]
-    pub(crate) top_k: u32,
-    /// Choose among the most likely tokens that together have this probability
-    #[arg(long, default_value_t = 0.95, value_name = "P")]
-    pub(crate) top_p: f32,
-    /// Leave out tokens less likely than this share of the most likely one
-    #[arg(long, default_value_t = 0.05, value_name = "P")]
-    pub(crate) min_p: f32,
-    /// Seed of the random choice; the same seed gives the same text
-    #[arg(long)]
-    pub(crate) seed: Option<u64>,
-    /// Stop before this text; may be repeated
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) stop: Vec<String>,
-}
-
-impl SamplingArgs {
-    /// The engine's parameters, for at most `max_tokens` tokens.
-    pub(crate) fn params(&self, max_tokens: Option<usize>) -> SamplingParams {
-        SamplingParams {
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            seed: self.seed,
-            stop: self.stop.clone(),
-            max_tokens,
-            ..SamplingParams::default()
-        }
-    }
-}
-
-/// A finished answer.
-#[derive(Debug, Clone)]
+/// What came out.
+#[derive(Debug, Default)]
 pub(crate) struct Answer {
-    /// Generated ids.
-    pub(crate) tokens: Vec<u32>,
-    /// Their text.
     pub(crate) text: String,
-    /// Why it ended; `None` when it was interrupted.
-    pub(crate) reason: Option<FinishReason>,
-    /// Counts and times; `None` when it was interrupted.
-    pub(crate) usage: Option<Usage>,
+    pub(crate) tokens: Vec<u32>,
+    /// `None` when it was stopped by Ctrl-C.
+    pub(crate) finish_reason: Option<FinishReason>,
+    pub(crate) timings: Option<Timings>,
 }
 
-/// An engine for one user.
-pub(crate) fn start(runner: Box<dyn Runner>, tokenizer: Arc<Tokenizer>) -> EngineHandle {
-    Engine::start(runner, tokenizer, EngineConfig { max_batch: 1, ..EngineConfig::default() })
+/// Where the time went, as `run --json` prints it.
+#[derive(Debug, Serialize)]
+pub(crate) struct TimingsJson {
+    queue_s: f64,
+    prefill_s: f64,
+    decode_s: f64,
+    prompt_tokens_per_s: f64,
+    tokens_per_s: f64,
 }
 
-/// Runs one request. `on_text` sees every piece of text as it comes and ends the answer by returning `false`.
-pub(crate) fn generate(
-    engine: &EngineHandle,
-    prompt_tokens: Vec<u32>,
-    sampling: SamplingParams,
-    mut on_text: impl FnMut(&str) -> anyhow::Result<bool>,
-) -> anyhow::Result<Answer> {
-    let mut stream = engine.submit(Request { prompt_tokens, sampling })?;
-    let mut answer = Answer { tokens: Vec::new(), text: String::new(), reason: None, usage: None };
-    while let Some(event) = stream.blocking_recv() {
-        let (text, tokens) = match event {
-            Event::Text { text, tokens, .. } => (text, tokens),
-            Event::Finished { reason, text, tokens, .. } => {
-                answer.reason = Some(reason);
-                (text, tokens)
-            }
-            Event::Done(usage) => {
-                answer.usage = Some(usage);
-                return Ok(answer);
-            }
-            Event::Failed(error) => return Err(error.into()),
-        };
-        answer.tokens.extend(tokens);
-        answer.text.push_str(&text);
-        // Asked even without text, so that Ctrl-C is seen at once.
-        if !on_text(&text)? {
-            return Ok(answer);
-        }
+impl Answer {
+    /// Seconds and rates. The first token comes out of the prompt's last step, so decoding makes one token less.
+    pub(crate) fn timings(&self, prompt_tokens: usize) -> Option<TimingsJson> {
+        let Timings { queue_s, prefill_s, decode_s } = self.timings?;
+        let rate =
+            |tokens: usize, seconds: f64| if tokens > 0 && seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
+        Some(TimingsJson {
+            queue_s,
+            prefill_s,
+            decode_s,
+            prompt_tokens_per_s: rate(prompt_tokens, prefill_s),
+            tokens_per_s: rate(self.tokens.len().saturating_sub(1), decode_s),
+        })
     }
-    bail!(anyhow!("the engine stopped before the answer was complete"))
+
+    /// One line for people.
+    pub(crate) fn summary(&self, prompt_tokens: usize) -> String {
+        let Some(timings) = self.timings(prompt_tokens) else {
+            return format!("stopped after {} tokens", self.tokens.len());
+        };
+        let end = match self.finish_reason {
+            Some(FinishReason::Length) => ", cut at the limit",
+            _ => "",
+        };
+        format!(
+            "{} tokens, {:.1} tokens/s; prompt of {prompt_tokens}, {:.1} tokens/s, first token after {:.0} ms{end}",
+            self.tokens.len(),
+            timings.tokens_per_s,
+            timings.prompt_tokens_per_s,
+            (timings.queue_s + timings.prefill_s) * 1e3
+        )
+    }
+}
+
+/// The tokens of a conversation, with the beginning of an answer at its end.
+pub(crate) fn chat_tokens(loaded: &Loaded, messages: &[ChatMessage]) -> Result<Vec<u32>> {
+    let template = loaded.template.as_ref().ok_or_else(|| {
+        anyhow!("the model's file has no chat template; --chat-template names one, `taper run --raw` needs none")
+    })?;
+    let context = RenderContext {
+        bos_text: loaded.tokenizer.bos_text().to_string(),
+        eos_text: loaded.tokenizer.eos_text().to_string(),
+        add_generation_prompt: true,
+        ..RenderContext::default()
+    };
+    raw_tokens(loaded, &template.render(messages, &context)?)
+}
+
+/// The tokens of a text that is continued as it is. Names of special tokens in it are these tokens.
+pub(crate) fn raw_tokens(loaded: &Loaded, text: &str) -> Result<Vec<u32>> {
+    Ok(loaded.tokenizer.encode(text, EncodeOptions { parse_special: true, add_bos: true })?)
+}
+
+/// Runs requests; a runtime is only needed so that a signal can be waited for together with a token.
+pub(crate) struct Generator {
+    runtime: Runtime,
+}
+
+impl Generator {
+    pub(crate) fn new() -> Result<Generator> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        Ok(Generator { runtime: runtime.context("cannot start the runtime")? })
+    }
+
+    /// Generates an answer and hands its text to `show` as it comes. With `stoppable`, Ctrl-C ends the answer and not the
+    /// program.
+    pub(crate) fn generate(
+        &self,
+        loaded: &Loaded,
+        prompt_tokens: Vec<u32>,
+        sampling: SamplingParams,
+        stoppable: bool,
+        show: &mut dyn FnMut(&str) -> Result<()>,
+    ) -> Result<Answer> {
+        self.runtime.block_on(async {
+            let mut interrupt = stoppable.then(|| signal(SignalKind::interrupt())).transpose()?;
+            let mut events = loaded.engine.submit(Request { prompt_tokens, sampling })?;
+            let mut answer = Answer::default();
+            loop {
+                let interrupted = async {
+                    match &mut interrupt {
+                        Some(signal) => signal.recv().await,
+                        None => std::future::pending().await,
+                    }
+                };
+                let event = tokio::select! {
+                    event = events.recv() => event,
+                    // Dropping the stream cancels the request.
+                    _ = interrupted => return Ok(answer),
+                };
+                let (text, tokens) = match event {
+                    Some(Event::Text { text, tokens, .. }) => (text, tokens),
+                    Some(Event::Finished { reason, text, tokens, .. }) => {
+                        answer.finish_reason = Some(reason);
+                        (text, tokens)
+                    }
+                    Some(Event::Done(usage)) => {
+                        answer.timings = Some(usage.timings);
+                        return Ok(answer);
+                    }
+                    Some(Event::Failed(error)) => return Err(error.into()),
+                    None => return Ok(answer),
+                };
+                answer.tokens.extend(tokens);
+                if !text.is_empty() {
+                    answer.text.push_str(&text);
+                    show(&text)?;
+                }
+            }
+        })
+    }
 }

@@ -1,22 +1,43 @@
-//! Stdout, which belongs to results alone: notes and progress go to stderr.
+//! stdout for results, stderr for everything else.
 
-use std::io::{self, Write};
+use crate::args::{Cli, Command, LogFormat};
+use std::io::{self, IsTerminal, Write};
+use tracing_subscriber::EnvFilter;
 
-/// Writes one line to stdout.
+/// Writes a piece of the result and shows it at once. A closed stdout is an error that [`is_broken_pipe`] knows.
+pub(crate) fn print(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()
+}
+
+/// Writes a line of the result.
 pub(crate) fn line(text: &str) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    writeln!(out, "{text}")?;
-    out.flush()
+    print(&format!("{text}\n"))
 }
 
-/// Writes a piece of text to stdout and shows it at once.
-pub(crate) fn piece(text: &str) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()
-}
-
-/// Writes one line to stderr; a closed stderr is nobody's loss.
-pub(crate) fn note(text: &str) {
+/// Tells the user something that is not the result.
+pub(crate) fn status(text: &str) {
+    // Without a stderr there is nobody to tell.
     let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Whether the reason of an error is that nobody reads our stdout any more.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let broken = |cause: &io::Error| cause.kind() == io::ErrorKind::BrokenPipe;
+    error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(broken))
+}
+
+/// Logs to stderr: what `--log-level` says, else `TAPER_LOG`, else what suits the command.
+pub(crate) fn start_logging(cli: &Cli) {
+    let default = if matches!(cli.command, Command::Serve(_)) { "info" } else { "warn" };
+    let filter = EnvFilter::try_new(cli.log_level.as_deref().unwrap_or(default)).unwrap_or_else(|error| {
+        status(&format!("--log-level is not understood ({error}); using {default}"));
+        EnvFilter::new(default)
+    });
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
+    match &cli.command {
+        Command::Serve(args) if args.log_format == LogFormat::Json => log.json().init(),
+        _ => log.with_ansi(io::stderr().is_terminal()).init(),
+    }
 }

@@ -61,13 +61,15 @@ impl Hub {
             return Ok(path);
         }
         let mut causes = Vec::new();
-        for name in names {
-            match self.resolve_source(&name, alias.sha256, progress) {
+        for (i, name) in names.iter().enumerate() {
+            match self.resolve_source(name, alias.sha256, progress) {
                 Ok(path) => return Ok(path),
                 // The next source would fill the same disk.
                 Err(full @ Error::NoSpace { .. }) => return Err(full),
                 Err(cause) => {
-                    progress.note(&format!("{cause}"));
+                    if let Some(next) = names.get(i + 1) {
+                        progress.note(&format!("{}; trying {next}", in_short(&cause)));
+                    }
                     causes.push((name.to_string(), cause));
                 }
             }
@@ -139,6 +141,14 @@ impl Hub {
             Err(unreachable @ Error::NoNetwork { .. }) => repo.cached_choice().ok_or(unreachable),
             Err(other) => Err(other),
         }
+    }
+}
+
+/// A failure that another source may make good needs no advice.
+fn in_short(cause: &Error) -> String {
+    match cause {
+        Error::NoNetwork { host, .. } => format!("cannot reach {host}"),
+        other => other.to_string(),
     }
 }
 

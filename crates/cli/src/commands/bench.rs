@@ -1,105 +1,88 @@
-//! `taper bench`: speeds, with the bytes they move.
+//! `taper bench`: speed, with the bytes it moved.
 
-use crate::load::{self, BackendKind, ModelArgs};
+use crate::args::{AttentionKind, BenchArgs, BenchCommand, BenchModelArgs, NamedCase};
+use crate::commands::list;
+use crate::load::{self, ModelTask};
 use crate::output;
-use crate::progress::TerminalProgress;
-use clap::{Args as ClapArgs, Subcommand};
+use crate::progress::Bars;
+use anyhow::{Result, bail};
 use serde::Serialize;
-use taper_bench::{Case, Row, load_options, measure};
-use taper_hub::Progress;
-use taper_kernels::{Backend, Reference};
-use taper_models::Llama;
+use taper_bench::{Case, Row};
+use taper_kernels::Backend;
+use taper_models::{Llama, ModelConfig};
 
-/// Arguments of `taper bench`.
-#[derive(Debug, ClapArgs)]
-pub(crate) struct Args {
-    #[command(subcommand)]
-    what: What,
+pub(crate) fn run(args: &BenchArgs) -> Result<()> {
+    match &args.what {
+        BenchCommand::Model(args) => model(args),
+    }
 }
 
-#[derive(Debug, Subcommand)]
-enum What {
-    /// Prompt and decode speed of a model
-    Model(ModelBench),
-}
-
-#[derive(Debug, ClapArgs)]
-struct ModelBench {
-    #[command(flatten)]
-    model: ModelArgs,
-    /// What to measure, may be repeated: ppN (prompt of N tokens), tgN or tgN@DEPTH (N generated tokens, after DEPTH), bN (N sequences of 32 prompt tokens, 48 generated)
-    #[arg(long = "case", default_values = ["pp512", "tg64"])]
-    cases: Vec<Case>,
-    /// Samples per case; each takes at least two seconds
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    repeat: u32,
-    /// One JSON object per case on stdout instead of a table
-    #[arg(long)]
-    json: bool,
-}
-
-/// A row with what names the run.
-#[derive(Serialize)]
-struct NamedRow<'a> {
+/// A row and what was measured.
+#[derive(Debug, Serialize)]
+struct RowJson<'a> {
+    model: &'a str,
+    attention: &'static str,
     #[serde(flatten)]
     row: &'a Row,
-    model: &'a str,
-    attention: &'a str,
-    commit: &'a str,
+    commit: &'static str,
 }
 
-/// Runs the command.
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    match &args.what {
-        What::Model(args) => model(args),
-    }
-}
-
-fn model(args: &ModelBench) -> anyhow::Result<()> {
-    let progress = TerminalProgress::new();
+fn model(args: &BenchModelArgs) -> Result<()> {
+    let cases = if args.cases.is_empty() { default_cases() } else { args.cases.clone() };
+    let progress = Bars::new();
     let resolved = load::resolve(&args.model.model, &progress)?;
     let checkpoint = load::open(&resolved.path)?;
-    let options = load_options(&args.cases, args.model.attention_scheme());
-    match args.model.backend {
-        BackendKind::Cpu => {
-            let model = load::network(args.model.cpu()?, &checkpoint, options, &progress)?;
-            rows(args, &resolved.id, model, &progress)
-        }
-        BackendKind::Reference => {
-            let model = load::network(Reference::new(), &checkpoint, options, &progress)?;
-            rows(args, &resolved.id, model, &progress)
-        }
+    let limit = ModelConfig::from_checkpoint(&checkpoint)?.context_len;
+    if let Some(NamedCase { name, case }) = cases.iter().find(|named| named.case.context_len() > limit) {
+        bail!("{name} needs a context of {} tokens, and the model was made for {limit}", case.context_len());
     }
+    let plain: Vec<Case> = cases.iter().map(|named| named.case).collect();
+    let options = taper_bench::load_options(&plain, args.model.attention.scheme());
+    let file = resolved.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    load::with_model(&args.model, &checkpoint, options, &progress, Measure { args, cases, file })
 }
 
-fn rows<B: Backend>(args: &ModelBench, id: &str, mut model: Llama<B>, progress: &dyn Progress) -> anyhow::Result<()> {
-    let mut table = comfy_table::Table::new();
-    table.set_header(["case", "tok/s", "p10", "p90", "MB/token", "GB/s", "threads", "isa"]);
-    for case in &args.cases {
-        progress.note(&format!("measuring {case}, {} samples of at least 2 s", args.repeat));
-        let row = measure(&mut model, *case, args.repeat as usize)?;
-        if args.json {
-            let attention = match args.model.attention {
-                load::AttentionKind::SplitKv => "split-kv",
-                load::AttentionKind::Naive => "naive",
-            };
-            let named = NamedRow { row: &row, model: id, attention, commit: env!("TAPER_COMMIT") };
-            output::line(&serde_json::to_string(&named)?)?;
-        } else {
-            table.add_row([
-                row.case.clone(),
-                format!("{:.1}", row.median),
-                format!("{:.1}", row.p10),
-                format!("{:.1}", row.p90),
-                format!("{:.1}", row.bytes_per_token / 1e6),
-                format!("{:.1}", row.gb_per_s),
-                row.threads.to_string(),
-                row.isa.clone(),
-            ]);
+fn default_cases() -> Vec<NamedCase> {
+    let cases = [Case::Prompt(512), Case::Generate { tokens: 64, depth: 0 }];
+    cases.map(|case| NamedCase { name: case.to_string(), case }).into()
+}
+
+struct Measure<'a> {
+    args: &'a BenchModelArgs,
+    cases: Vec<NamedCase>,
+    file: String,
+}
+
+impl ModelTask for Measure<'_> {
+    type Output = ();
+
+    fn run<B: Backend>(self, mut model: Llama<B>) -> Result<()> {
+        let header = ["CASE", "TOKENS/S", "P10", "P90", "MB/TOKEN", "GB/S"];
+        let mut table = list::table(&header);
+        let attention = match self.args.model.attention {
+            AttentionKind::Splitkv => "split-kv",
+            AttentionKind::Naive => "naive",
+        };
+        for NamedCase { name, case } in self.cases {
+            let mut row = taper_bench::measure(&mut model, case, self.args.repeat)?;
+            // Whoever reads rows looks for the name that was given.
+            row.case = name;
+            if self.args.json {
+                let json = RowJson { model: &self.file, attention, row: &row, commit: env!("TAPER_COMMIT") };
+                output::line(&serde_json::to_string(&json)?)?;
+                continue;
+            }
+            output::status(&format!("{}: {:.1} tokens/s", row.case, row.median));
+            let Row { median, p10, p90, bytes_per_token, gb_per_s, .. } = row;
+            let figures = [median, p10, p90, bytes_per_token / 1e6, gb_per_s].map(|figure| format!("{figure:.2}"));
+            table.add_row([row.case].into_iter().chain(figures));
         }
+        if !self.args.json {
+            let info = model.backend().info();
+            output::line(&table.trim_fmt())?;
+            let commit = env!("TAPER_COMMIT");
+            output::line(&format!("{}, {} threads, {}, commit {commit}", self.file, info.threads, info.isa))?;
+        }
+        Ok(())
     }
-    if !args.json {
-        output::line(&table.to_string())?;
-    }
-    Ok(())
 }

@@ -1,213 +1,218 @@
-//! `taper chat`: a conversation in the terminal.
-//!
-//! Ctrl-C stops the answer, not the program: while an answer streams, a flag set by the signal ends it; at the prompt the
-//! line editor sees the key itself. What was said before the stop stays in the conversation.
+//! `taper chat`: a conversation in the terminal, or one message per line where stdin is not one.
 
-use crate::commands::run::encode_chat;
-use crate::generate::{self, Answer, SamplingArgs};
-use crate::load::{Capacity, LoadedModel, ModelArgs};
+use crate::args::ChatArgs;
+use crate::generate::{self, Generator};
+use crate::load::{self, Loaded};
 use crate::output;
-use anyhow::Context;
-use clap::Args as ClapArgs;
+use anyhow::{Context, Result};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use std::io::{BufRead, IsTerminal};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
-use taper_engine::EngineHandle;
-use taper_text::{ChatMessage, ChatTemplate, Tokenizer};
+use taper_engine::SamplingParams;
+use taper_text::ChatMessage;
 
 const HELP: &str = "\
-/help            this list
-/system [TEXT]   show or set the system message (starts the conversation anew)
-/clear           forget the conversation
-/exit            leave (Ctrl-D does, too)
-Ctrl-C           stop the answer";
+/system TEXT  tell the model this before the conversation, and begin anew; without TEXT, show it
+/clear        begin anew, with the same system text
+/help         show this
+/exit         leave (so does Ctrl-D)
+Ctrl-C stops an answer. Everything else is a message.";
 
-/// Arguments of `taper chat`.
-#[derive(Debug, ClapArgs)]
-pub(crate) struct Args {
-    #[command(flatten)]
-    model: ModelArgs,
-    #[command(flatten)]
-    sampling: SamplingArgs,
-    /// System message
-    #[arg(long)]
-    system: Option<String>,
-    /// Most tokens of an answer; the rest of the context by default
-    #[arg(short = 'n', long, value_name = "TOKENS")]
-    max_tokens: Option<usize>,
-    /// Context length in tokens; what the model and the memory allow by default
-    #[arg(long)]
-    ctx: Option<usize>,
-    /// Chat template: a file, or the name of a built-in one
-    #[arg(long, value_name = "FILE|NAME")]
-    chat_template: Option<String>,
+pub(crate) fn run(args: &ChatArgs) -> Result<()> {
+    let loaded = load::load_for_one(&args.model, &args.context)?;
+    // A model that cannot chat should say so before the first message is typed.
+    generate::chat_tokens(&loaded, &[ChatMessage::new("user", "hello")])?;
+    let mut chat = Chat {
+        generator: Generator::new()?,
+        sampling: args.sampling.params(),
+        conversation: Conversation::new(args.system.clone()),
+        loaded,
+    };
+    if std::io::stdin().is_terminal() { interactive(&mut chat, args) } else { piped(&mut chat) }
 }
 
-/// A conversation and what answers it.
-struct Chat<'a> {
-    args: &'a Args,
-    engine: EngineHandle,
-    tokenizer: Arc<Tokenizer>,
-    template: ChatTemplate,
+/// What a line asks for.
+#[derive(Debug, PartialEq, Eq)]
+enum Input<'a> {
+    Nothing,
+    Message(&'a str),
+    System(Option<&'a str>),
+    Clear,
+    Help,
+    Exit,
+    Unknown(&'a str),
+}
+
+fn parse(line: &str) -> Input<'_> {
+    let line = line.trim();
+    let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+    match word {
+        "" => Input::Nothing,
+        "/system" => Input::System(Some(rest.trim()).filter(|text| !text.is_empty())),
+        "/clear" => Input::Clear,
+        "/help" => Input::Help,
+        "/exit" | "/quit" | "/bye" => Input::Exit,
+        // A path or a regular expression may begin with a slash; a lone word that does is a slip.
+        word if word.starts_with('/') && rest.is_empty() && !word[1..].contains('/') => Input::Unknown(word),
+        _ => Input::Message(line),
+    }
+}
+
+/// What has been said.
+struct Conversation {
     system: Option<String>,
     messages: Vec<ChatMessage>,
-    interrupted: Arc<AtomicBool>,
 }
 
-/// What a line asks for beyond an answer.
-#[derive(Debug, PartialEq, Eq)]
-enum Next {
-    Continue,
-    Exit,
+impl Conversation {
+    fn new(system: Option<String>) -> Conversation {
+        let messages = system.iter().map(|text| ChatMessage::new("system", text)).collect();
+        Conversation { system, messages }
+    }
+
+    fn clear(&mut self) {
+        *self = Conversation::new(self.system.take());
+    }
 }
 
-/// Runs the command.
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let capacity = Capacity { context_len: args.ctx, max_logit_rows: 1, single_sequence: true };
-    let LoadedModel { id, tokenizer, template, runner } = args.model.load(capacity, args.chat_template.as_deref())?;
-    let template = template.with_context(|| {
-        format!("{id} has no chat template: give one with --chat-template, or use `taper run --raw`")
-    })?;
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let flag = interrupted.clone();
-    ctrlc::set_handler(move || flag.store(true, Ordering::SeqCst)).context("cannot watch for Ctrl-C")?;
-    let chat = Chat {
-        args,
-        engine: generate::start(runner, tokenizer.clone()),
-        tokenizer,
-        template,
-        system: args.system.clone(),
-        messages: Vec::new(),
-        interrupted,
-    };
-    if std::io::stdin().is_terminal() { interactive(chat, &id) } else { piped(chat) }
+struct Chat {
+    loaded: Loaded,
+    generator: Generator,
+    sampling: SamplingParams,
+    conversation: Conversation,
 }
 
-fn interactive(mut chat: Chat<'_>, id: &str) -> anyhow::Result<()> {
-    output::note(&format!("{id}. /help lists the commands, Ctrl-D leaves."));
+impl Chat {
+    /// Acts on a line; whether to go on.
+    fn act(&mut self, line: &str) -> Result<bool> {
+        match parse(line) {
+            Input::Nothing => {}
+            Input::Exit => return Ok(false),
+            Input::Help => output::status(HELP),
+            Input::Clear => {
+                self.conversation.clear();
+                output::status("[a new conversation]");
+            }
+            Input::System(None) => {
+                let shown = self.conversation.system.as_deref();
+                output::status(shown.unwrap_or("[there is no system text; the template may have its own]"));
+            }
+            Input::System(Some(text)) => {
+                self.conversation = Conversation::new(Some(text.to_string()));
+                output::status("[a new conversation with this system text]");
+            }
+            Input::Unknown(command) => output::status(&format!("[{command} is not a command; /help shows them]")),
+            Input::Message(text) => self.answer(text)?,
+        }
+        Ok(true)
+    }
+
+    /// Answers a message. A message that cannot be answered is taken back, and the conversation goes on.
+    fn answer(&mut self, text: &str) -> Result<()> {
+        self.conversation.messages.push(ChatMessage::new("user", text));
+        let mut show = |text: &str| Ok(output::print(text)?);
+        let answer = generate::chat_tokens(&self.loaded, &self.conversation.messages).and_then(|tokens| {
+            let num_tokens = tokens.len();
+            let answer = self.generator.generate(&self.loaded, tokens, self.sampling.clone(), true, &mut show)?;
+            Ok((num_tokens, answer))
+        });
+        match answer {
+            Ok((num_tokens, answer)) => {
+                output::print("\n")?;
+                output::status(&format!("[{}]", answer.summary(num_tokens)));
+                // What was said before Ctrl-C was said.
+                self.conversation.messages.push(ChatMessage::new("assistant", answer.text));
+                Ok(())
+            }
+            Err(error) if output::is_broken_pipe(&error) => Err(error),
+            Err(error) => {
+                self.conversation.messages.pop();
+                output::status(&format!("[{error:#}; /clear begins anew]"));
+                Ok(())
+            }
+        }
+    }
+}
+
+fn interactive(chat: &mut Chat, args: &ChatArgs) -> Result<()> {
+    load::announce(&chat.loaded);
+    output::status("/help shows the commands, Ctrl-C stops an answer, Ctrl-D leaves");
     let mut editor = DefaultEditor::new().context("cannot use the terminal")?;
-    let history = history_file();
-    if let Some(history) = &history {
-        let _ = editor.load_history(history); // none yet on the first day
+    let history = args.history.clone().or_else(default_history);
+    if let Some(path) = &history {
+        // The first time there is none.
+        editor.load_history(path).ok();
     }
     loop {
         match editor.readline("> ") {
             Ok(line) => {
-                let _ = editor.add_history_entry(line.as_str());
-                if chat.line(&line)? == Next::Exit {
-                    break;
+                if !line.trim().is_empty() {
+                    editor.add_history_entry(line.as_str())?;
+                }
+                if let Some(path) = &history {
+                    save_history(&mut editor, path);
+                }
+                if !chat.act(&line)? {
+                    return Ok(());
                 }
             }
-            Err(ReadlineError::Interrupted) => output::note("(Ctrl-D or /exit leaves)"),
-            Err(ReadlineError::Eof) => break,
+            // At the prompt there is no answer to stop; the line is given up, as in a shell.
+            Err(ReadlineError::Interrupted) => output::status("[/exit or Ctrl-D leaves]"),
+            Err(ReadlineError::Eof) => return Ok(()),
             Err(error) => return Err(error).context("cannot read from the terminal"),
         }
     }
-    if let Some(history) = &history {
-        if let Some(folder) = history.parent() {
-            let _ = std::fs::create_dir_all(folder);
-        }
-        if let Err(error) = editor.save_history(history) {
-            output::note(&format!("the history was not saved to {}: {error}", history.display()));
-        }
-    }
-    Ok(())
 }
 
-fn piped(mut chat: Chat<'_>) -> anyhow::Result<()> {
+fn piped(chat: &mut Chat) -> Result<()> {
     for line in std::io::stdin().lock().lines() {
-        if chat.line(&line.context("cannot read stdin")?)? == Next::Exit {
+        if !chat.act(&line.context("cannot read messages from stdin")?)? {
             break;
         }
     }
     Ok(())
 }
 
-/// Where the lines typed before are kept: `$XDG_STATE_HOME/taper/chat_history` or below `~/.local/state`.
-fn history_file() -> Option<PathBuf> {
-    let state = std::env::var_os("XDG_STATE_HOME").filter(|dir| !dir.is_empty()).map(PathBuf::from);
-    let state = state.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".local/state")))?;
+/// A history that cannot be kept is no reason to stop talking.
+fn save_history(editor: &mut DefaultEditor, path: &PathBuf) {
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent).ok();
+    }
+    if let Err(error) = editor.save_history(path) {
+        tracing::warn!("the history cannot be kept in {}: {error}", path.display());
+    }
+}
+
+fn default_history() -> Option<PathBuf> {
+    let var = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let state = var("XDG_STATE_HOME").or_else(|| Some(var("HOME")?.join(".local/state")))?;
     Some(state.join("taper/chat_history"))
 }
 
-impl Chat<'_> {
-    /// Handles one line: a command or a message.
-    fn line(&mut self, line: &str) -> anyhow::Result<Next> {
-        let line = line.trim();
-        let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
-        match word {
-            "" => {}
-            "/exit" | "/quit" | "/bye" => return Ok(Next::Exit),
-            "/help" | "/?" => output::note(HELP),
-            "/clear" => {
-                self.messages.clear();
-                output::note("the conversation is forgotten");
-            }
-            "/system" if rest.trim().is_empty() => {
-                output::note(
-                    self.system.as_deref().unwrap_or("there is no system message; the template may have its own"),
-                );
-            }
-            "/system" => {
-                self.system = Some(rest.trim().to_string());
-                self.messages.clear();
-                output::note("the system message is set, and the conversation starts anew");
-            }
-            command if command.starts_with('/') => output::note(&format!("{command} is no command; /help lists them")),
-            _ => self.say(line)?,
-        }
-        Ok(Next::Continue)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_commands_or_messages() {
+        assert_eq!(parse("  "), Input::Nothing);
+        assert_eq!(parse(" hello there "), Input::Message("hello there"));
+        assert_eq!(parse("/system be brief "), Input::System(Some("be brief")));
+        assert_eq!(parse("/system"), Input::System(None));
+        assert_eq!(parse("/clear"), Input::Clear);
+        assert_eq!(parse("/exit"), Input::Exit);
+        assert_eq!(parse("/clera"), Input::Unknown("/clera"));
+        assert_eq!(parse("/etc/passwd"), Input::Message("/etc/passwd"));
+        assert_eq!(parse("/what is this"), Input::Message("/what is this"));
     }
 
-    /// Sends a message and streams the answer. A refused message (too long, say) is reported and not kept.
-    fn say(&mut self, text: &str) -> anyhow::Result<()> {
-        self.messages.push(ChatMessage::new("user", text));
-        match self.answer() {
-            Ok(answer) => {
-                self.messages.push(ChatMessage::new("assistant", answer.text));
-                Ok(())
-            }
-            Err(error) if error.downcast_ref::<std::io::Error>().is_some() => Err(error),
-            Err(error) => {
-                self.messages.pop();
-                output::note(&format!("{error:#}"));
-                Ok(())
-            }
-        }
-    }
-
-    fn answer(&self) -> anyhow::Result<Answer> {
-        let system = self.system.iter().map(|text| ChatMessage::new("system", text.as_str()));
-        let messages: Vec<ChatMessage> = system.chain(self.messages.iter().cloned()).collect();
-        let tokens = encode_chat(&self.tokenizer, &self.template, &messages)?;
-        self.interrupted.store(false, Ordering::SeqCst);
-        let start = Instant::now();
-        let sampling = self.args.sampling.params(self.args.max_tokens);
-        let answer = generate::generate(&self.engine, tokens, sampling, |text| {
-            if !text.is_empty() {
-                output::piece(text)?;
-            }
-            Ok(!self.interrupted.load(Ordering::SeqCst))
-        })?;
-        output::piece("\n")?;
-        output::note(&summary(&answer, start.elapsed().as_secs_f64()));
-        Ok(answer)
-    }
-}
-
-/// The line below an answer.
-fn summary(answer: &Answer, seconds: f64) -> String {
-    match &answer.usage {
-        Some(usage) => format!(
-            "[{} tokens, {:.1} tok/s, first after {:.2} s]",
-            usage.completion_tokens,
-            usage.completion_tokens.saturating_sub(1) as f64 / usage.timings.decode_s.max(1e-9),
-            usage.timings.queue_s + usage.timings.prefill_s
-        ),
-        None => format!("[stopped after {} tokens, {seconds:.1} s]", answer.tokens.len()),
+    #[test]
+    fn a_cleared_conversation_keeps_its_system_text() {
+        let mut conversation = Conversation::new(Some("be brief".into()));
+        conversation.messages.push(ChatMessage::new("user", "hello"));
+        conversation.clear();
+        assert_eq!(conversation.messages, [ChatMessage::new("system", "be brief")]);
+        assert!(Conversation::new(None).messages.is_empty());
     }
 }

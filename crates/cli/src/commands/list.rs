@@ -1,38 +1,62 @@
-//! `taper list`: the models on this machine, and the aliases that could be fetched.
+//! `taper list`: models on this machine, and the short names of those that can be pulled.
 
+use crate::args::ListArgs;
 use crate::output;
-use clap::Args as ClapArgs;
-use taper_hub::{Hub, aliases};
+use anyhow::Result;
+use comfy_table::{ContentArrangement, Table, presets};
+use indicatif::DecimalBytes;
+use serde_json::json;
+use taper_hub::{Cache, Hub, LocalModel};
 
-/// Arguments of `taper list`.
-#[derive(Debug, ClapArgs)]
-pub(crate) struct Args {
-    /// Print a JSON array of the models on this machine
-    #[arg(long)]
-    json: bool,
+pub(crate) fn run(args: &ListArgs) -> Result<()> {
+    if args.aliases { aliases(args.json) } else { models(args.json) }
 }
 
-/// Runs the command.
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+fn models(as_json: bool) -> Result<()> {
     let models = Hub::from_env()?.list();
-    if args.json {
+    if as_json {
         output::line(&serde_json::to_string(&models)?)?;
         return Ok(());
     }
-    let mut table = comfy_table::Table::new();
-    table.set_header(["model", "MB", "cache", "file"]);
-    for model in &models {
-        let (size, cache) = (format!("{:.0}", model.bytes as f64 / 1e6), format!("{:?}", model.source).to_lowercase());
-        table.add_row([model.name.clone(), size, cache, model.path.display().to_string()]);
-    }
     if models.is_empty() {
-        output::line("no model is on this machine yet; `taper pull` fetches the default one")?;
-    } else {
-        output::line(&table.to_string())?;
+        output::status("no models here yet; `taper pull` fetches the default one, `taper list --aliases` shows others");
+        return Ok(());
     }
-    output::line("aliases that `taper pull` and `--model` know:")?;
-    for alias in aliases() {
-        output::line(&format!("  {:16} {}", alias.name, alias.about))?;
+    let mut table = table(&["NAME", "MODEL", "SIZE", "CACHE"]);
+    for LocalModel { name, title, bytes, source, .. } in models {
+        let cache = match source {
+            Cache::Taper => "taper",
+            Cache::Hub => "hub",
+            Cache::Ollama => "ollama",
+        };
+        table.add_row([name, title, DecimalBytes(bytes).to_string(), cache.to_string()]);
     }
+    output::line(&table.trim_fmt())?;
     Ok(())
+}
+
+fn aliases(as_json: bool) -> Result<()> {
+    let rows = taper_hub::aliases().iter().map(|alias| {
+        let sources: Vec<String> = alias.sources.iter().map(|source| source.name().to_string()).collect();
+        (alias.name, alias.about, sources)
+    });
+    if as_json {
+        let rows: Vec<_> =
+            rows.map(|(name, about, sources)| json!({ "name": name, "about": about, "sources": sources })).collect();
+        output::line(&serde_json::to_string(&rows)?)?;
+        return Ok(());
+    }
+    let mut table = table(&["ALIAS", "MODEL"]);
+    for (name, about, _) in rows {
+        table.add_row([name, about]);
+    }
+    output::line(&table.trim_fmt())?;
+    Ok(())
+}
+
+/// Columns without lines; on a terminal as wide as it is, in a pipe as wide as it needs.
+pub(crate) fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled).set_header(header);
+    table
 }

@@ -1,135 +1,138 @@
-//! `taper perplexity`: how well a model predicts a text, in llama-perplexity's way, so that figures compare.
-//!
-//! The text is cut into independent chunks of `--ctx` tokens (the rest is left out). In each the first half is context
-//! alone; every token of the second half is predicted from all before it. With `nll` the mean of `-ln p`, the perplexity is
-//! `exp(nll)` and its standard error `exp(nll) * sqrt((mean(ln² p) - nll²) / (count - 1))`.
+//! `taper perplexity`, in llama-perplexity's way so that figures compare: the text is tokenized once and cut into chunks of
+//! `ctx` tokens that know nothing of each other. In each, tokens `ctx/2 + 1 .. ctx` are scored by what the model expected
+//! before them; perplexity is e to the mean negative log-probability, and its error that mean's standard error times it.
+//! Where the model wants a BOS, it takes the place of each chunk's first token.
 
-use crate::load::{Capacity, ModelArgs};
+use crate::args::PerplexityArgs;
+use crate::load::{self, ModelTask};
 use crate::output;
-use crate::progress::TerminalProgress;
-use anyhow::{Context, bail};
-use clap::Args as ClapArgs;
-use serde::Serialize;
-use std::path::PathBuf;
-use taper_engine::{LogitsBuffer, Runner};
-use taper_hub::Progress;
-use taper_models::{LogitRows, SequenceSlice};
+use crate::progress::Bars;
+use anyhow::{Context, Result, bail};
+use serde_json::json;
+use taper_kernels::{BLOCK_SIZE, Backend};
+use taper_models::{Llama, LoadOptions, LogitRows, SequenceSlice};
 use taper_text::EncodeOptions;
 
-/// Rows of logits kept at once.
-const LOGIT_ROWS: usize = 128;
+/// Rows of one step; those that are scored have a vocabulary of floats each.
+const STEP_ROWS: usize = 256;
 
-/// Arguments of `taper perplexity`.
-#[derive(Debug, ClapArgs)]
-pub(crate) struct Args {
-    /// Text file
-    file: PathBuf,
-    #[command(flatten)]
-    model: ModelArgs,
-    /// Tokens of a chunk
-    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..))]
-    ctx: u32,
-    /// Score only the first so many chunks
-    #[arg(long)]
-    chunks: Option<usize>,
-    /// Print one JSON object instead of a sentence
-    #[arg(long)]
-    json: bool,
+pub(crate) fn run(args: &PerplexityArgs) -> Result<()> {
+    let text = std::fs::read(&args.file).with_context(|| format!("cannot read {}", args.file.display()))?;
+    let text = String::from_utf8(text).with_context(|| format!("{} is not UTF-8", args.file.display()))?;
+    let progress = Bars::new();
+    let resolved = load::resolve(&args.model.model, &progress)?;
+    let checkpoint = load::open(&resolved.path)?;
+    let tokenizer = load::tokenizer(&checkpoint)?;
+
+    let ctx = args.ctx as usize;
+    let tokens = tokenizer.encode(&text, EncodeOptions { parse_special: false, add_bos: true })?;
+    if tokens.len() < 2 * ctx {
+        bail!(
+            "{} has {} tokens; at least {} (two chunks of --ctx {ctx}) are needed for a figure that means something",
+            args.file.display(),
+            tokens.len(),
+            2 * ctx
+        );
+    }
+    let chunks = (tokens.len() / ctx).min(args.chunks.unwrap_or(usize::MAX));
+    let options = LoadOptions {
+        context_len: Some(ctx),
+        num_blocks: Some(ctx.div_ceil(BLOCK_SIZE)),
+        max_rows: STEP_ROWS,
+        max_logit_rows: STEP_ROWS,
+        attention: args.model.attention.scheme(),
+        ..LoadOptions::default()
+    };
+    let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
+    let task = Score { tokens: &tokens, chunks, ctx, bos };
+    let losses = load::with_model(&args.model, &checkpoint, options, &progress, task)?;
+
+    let (perplexity, error) = losses.perplexity();
+    if args.json {
+        let json = json!({
+            "perplexity": perplexity, "stderr": error, "chunks": chunks, "ctx": ctx, "scored_tokens": losses.count,
+        });
+        output::line(&json.to_string())?;
+    } else {
+        output::line(&format!("perplexity {perplexity:.4} +/- {error:.5} ({chunks} chunks of {ctx} tokens)"))?;
+    }
+    Ok(())
 }
 
-/// Sums over scored tokens.
-#[derive(Debug, Default, Clone, Copy)]
-struct Score {
+/// Negative log-probabilities of tokens, summed.
+#[derive(Debug, Default)]
+struct Losses {
     count: usize,
-    nll: f64,
-    nll_squared: f64,
+    sum: f64,
+    sum_of_squares: f64,
 }
 
-#[derive(Debug, Serialize)]
-struct Summary {
-    perplexity: f64,
-    stderr: f64,
-    tokens: usize,
-    chunks: usize,
-    ctx: usize,
-}
-
-impl Score {
-    fn add(&mut self, logits: &[f32], target: u32) {
-        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = logits.iter().map(|x| f64::from(x - max).exp()).sum();
-        let nll = sum.ln() - f64::from(logits[target as usize] - max);
+impl Losses {
+    fn add(&mut self, loss: f64) {
         self.count += 1;
-        self.nll += nll;
-        self.nll_squared += nll * nll;
+        self.sum += loss;
+        self.sum_of_squares += loss * loss;
     }
 
     /// Perplexity and its standard error.
-    fn result(&self) -> (f64, f64) {
-        let n = self.count as f64;
-        let mean = self.nll / n;
-        let variance = (self.nll_squared / n - mean * mean).max(0.0);
-        (mean.exp(), mean.exp() * (variance / (n - 1.0).max(1.0)).sqrt())
+    fn perplexity(&self) -> (f64, f64) {
+        let count = self.count as f64;
+        let mean = self.sum / count;
+        let variance = (self.sum_of_squares / count - mean * mean).max(0.0);
+        let perplexity = mean.exp();
+        (perplexity, (variance / (count - 1.0)).sqrt() * perplexity)
     }
 }
 
-/// Runs the command.
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let ctx = args.ctx as usize;
-    let bytes = std::fs::read(&args.file).with_context(|| format!("cannot read {}", args.file.display()))?;
-    let text = String::from_utf8(bytes).with_context(|| format!("{} is not UTF-8 text", args.file.display()))?;
-    let capacity = Capacity { context_len: Some(ctx), max_logit_rows: LOGIT_ROWS, single_sequence: true };
-    let mut model = args.model.load(capacity, None)?;
-    let mut tokens = model.tokenizer.encode(&text, EncodeOptions { parse_special: false, add_bos: true })?;
-    let num_chunks = (tokens.len() / ctx).min(args.chunks.unwrap_or(usize::MAX));
-    if num_chunks == 0 {
-        bail!("{} has {} tokens, and one chunk needs {ctx}", args.file.display(), tokens.len());
-    }
-    let bos = model.tokenizer.bos().filter(|_| model.tokenizer.adds_bos());
-    let progress = TerminalProgress::new();
-    progress.start("scoring tokens", Some((num_chunks * ctx) as u64));
-    let mut score = Score::default();
-    for chunk in tokens.chunks_exact_mut(ctx).take(num_chunks) {
-        if let Some(bos) = bos {
-            chunk[0] = bos;
+struct Score<'a> {
+    tokens: &'a [u32],
+    chunks: usize,
+    ctx: usize,
+    bos: Option<u32>,
+}
+
+impl ModelTask for Score<'_> {
+    type Output = Losses;
+
+    fn run<B: Backend>(self, mut model: Llama<B>) -> Result<Losses> {
+        let mut losses = Losses::default();
+        let block_table: Vec<u32> = (0..self.ctx.div_ceil(BLOCK_SIZE) as u32).collect();
+        for (index, chunk) in self.tokens.chunks_exact(self.ctx).take(self.chunks).enumerate() {
+            let mut chunk = chunk.to_vec();
+            chunk[0] = self.bos.unwrap_or(chunk[0]);
+            score_chunk(&mut model, &chunk, &block_table, &mut losses)?;
+            let so_far = (losses.sum / losses.count as f64).exp();
+            output::status(&format!("[{}/{}] {so_far:.4}", index + 1, self.chunks));
         }
-        score_chunk(model.runner.as_mut(), chunk, &mut score)?;
-        progress.advance(ctx as u64);
+        Ok(losses)
     }
-    progress.finish();
-    let (perplexity, stderr) = score.result();
-    if args.json {
-        let summary = Summary { perplexity, stderr, tokens: score.count, chunks: num_chunks, ctx };
-        output::line(&serde_json::to_string(&summary)?)?;
-    } else {
-        output::line(&format!("perplexity {perplexity:.4} +/- {stderr:.5} over {num_chunks} chunks of {ctx} tokens"))?;
-    }
-    Ok(())
 }
 
-/// Scores the second half of one chunk.
-fn score_chunk(runner: &mut dyn Runner, chunk: &[u32], score: &mut Score) -> anyhow::Result<()> {
-    let limits = runner.limits();
-    let block_table: Vec<u32> = (0..chunk.len().div_ceil(limits.block_size) as u32).collect();
-    let mut logits = LogitsBuffer::new(limits.vocab_size);
+/// Scores the second half of one chunk. Its last token is expected, never seen.
+fn score_chunk<B: Backend>(
+    model: &mut Llama<B>,
+    chunk: &[u32],
+    block_table: &[u32],
+    losses: &mut Losses,
+) -> Result<()> {
     let first = chunk.len() / 2;
-    let mut start = 0;
-    while start < chunk.len() - 1 {
-        // The last token predicts nothing that is scored.
-        let (end, rows) = if start < first {
-            ((start + limits.max_rows).min(first), LogitRows::None)
-        } else {
-            ((start + limits.max_rows.min(LOGIT_ROWS)).min(chunk.len() - 1), LogitRows::All)
-        };
-        logits.clear();
-        let slice = SequenceSlice { tokens: &chunk[start..end], start, block_table: &block_table, logits: rows };
-        runner.run(&[slice], &mut logits)?;
-        for row in 0..logits.num_rows() {
-            score.add(logits.row(row), chunk[start + row + 1]);
+    for (range, logits) in [(0..first, LogitRows::None), (first..chunk.len() - 1, LogitRows::All)] {
+        for start in range.clone().step_by(STEP_ROWS) {
+            let tokens = &chunk[start..range.end.min(start + STEP_ROWS)];
+            let rows = model.forward(&[SequenceSlice { tokens, start, block_table, logits }])?;
+            for row in 0..rows.num_rows() {
+                losses.add(negative_log_probability(rows.row(row), chunk[start + row + 1]));
+            }
         }
-        start = end;
     }
     Ok(())
+}
+
+/// `-log softmax(logits)[token]`, in double precision.
+fn negative_log_probability(logits: &[f32], token: u32) -> f64 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();
+    sum.ln() - f64::from(logits[token as usize] - max)
 }
 
 #[cfg(test)]
@@ -137,11 +140,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn even_odds_among_four_have_perplexity_four() {
-        let mut score = Score::default();
-        score.add(&[1.5; 4], 2);
-        score.add(&[-3.0; 4], 0);
-        let (perplexity, stderr) = score.result();
-        assert!((perplexity - 4.0).abs() < 1e-9 && stderr < 1e-6, "{perplexity} {stderr}");
+    fn equal_logits_make_every_token_equally_unlikely() {
+        assert!((negative_log_probability(&[3.0; 8], 5) - 8f64.ln()).abs() < 1e-12);
+    }
+
+    #[test]
+    fn large_logits_do_not_overflow() {
+        let loss = negative_log_probability(&[1000.0, 999.0], 1);
+        assert!((loss - (1.0 + (1.0 + (-1f64).exp()).ln())).abs() < 1e-6, "{loss}");
+    }
+
+    #[test]
+    fn perplexity_is_e_to_the_mean_and_knows_its_error() {
+        let mut losses = Losses::default();
+        [1.0, 3.0].map(|loss| losses.add(loss));
+        let (perplexity, error) = losses.perplexity();
+        assert!((perplexity - 2f64.exp()).abs() < 1e-12);
+        assert!((error - 2f64.exp()).abs() < 1e-12, "variance 1, two values: {error}");
     }
 }

