@@ -16,3 +16,5 @@ pub use config::ModelConfig;
 pub use error::Error;
 pub use llama::{Llama, LoadOptions, LoadProgress};
 pub use step::{LogitRows, Logits, SequenceSlice};
+/// What a caller must name to hold a network of any backend, and to cut sequences into blocks.
+pub use taper_kernels::{BLOCK_SIZE, Backend};

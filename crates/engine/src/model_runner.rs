@@ -1,8 +1,7 @@
 //! The [`Runner`] of real models.
 
 use crate::{LogitsBuffer, Runner, RunnerError, RunnerLimits};
-use taper_kernels::{BLOCK_SIZE, Backend};
-use taper_models::{Llama, SequenceSlice};
+use taper_models::{BLOCK_SIZE, Backend, Llama, SequenceSlice};
 
 /// A network with its weights and KV cache, as the engine thread runs it.
 pub struct ModelRunner<B: Backend>(pub Llama<B>);

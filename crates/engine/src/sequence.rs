@@ -42,13 +42,14 @@ impl Sequence {
     ) -> Self {
         Sequence {
             request,
+            // Made first: it looks at the end of the prompt that the next line takes.
+            detokenizer: Detokenizer::continuing(Arc::clone(tokenizer), &prompt),
             tokens: prompt,
             sampler,
             choice,
             max_len,
             ignore_eos: params.ignore_eos,
             tokenizer: Arc::clone(tokenizer),
-            detokenizer: Detokenizer::new(Arc::clone(tokenizer)),
             stop: StopMatcher::new(params.stop.clone()),
             unsent: Vec::new(),
         }
