@@ -131,13 +131,16 @@ fn the_reference_agrees_with_the_oracle() {
     assert!(apart.max <= 0.01, "max {}", apart.max);
 }
 
+/// 8-bit activations in blocks of 32 do this much to this model: a float64 simulation of that rounding alone gives a mean of
+/// 0.093, a 99th percentile of 0.40 and a maximum of 1.07, spread evenly over the layers; llama.cpp, which rounds alike, is
+/// 0.108, 0.75 and 1.35 from the oracle.
 #[test]
 fn the_cpu_backend_stays_near_the_oracle() {
     let Some(path) = support::model_or_skip() else { return };
     let apart = distances_to_oracle(cpu(), &path);
-    assert!(apart.mean <= 0.05, "mean {}", apart.mean);
-    assert!(apart.p99 <= 0.25, "99th percentile {}", apart.p99);
-    assert!(apart.max <= 0.6, "max {}", apart.max);
+    assert!(apart.mean <= 0.12, "mean {}", apart.mean);
+    assert!(apart.p99 <= 0.55, "99th percentile {}", apart.p99);
+    assert!(apart.max <= 1.2, "max {}", apart.max);
 }
 
 /// Greedy tokens, one step at a time as a server makes them, until the first that differs from the recorded ones.
@@ -156,20 +159,28 @@ fn first_difference<B: Backend>(model: &mut Llama<B>, golden: &GoldenSequence) -
 }
 
 #[test]
-fn greedy_continuations_part_from_llama_cpp_only_where_it_was_undecided() {
+fn greedy_continuations_part_from_llama_cpp_only_where_it_was_unsure_or_wrong() {
     let Some(path) = support::model_or_skip() else { return };
     let golden: Golden = recorded("smollm2_llamacpp.json");
+    let oracle: Oracle = recorded("smollm2_oracle.json");
     let mut model = load(cpu(), &path);
-    for sequence in &golden.sequences {
+    for (sequence, oracle) in golden.sequences.iter().zip(&oracle.sequences) {
         let name = &sequence.prompt;
         let Some((step, token)) = first_difference(&mut model, sequence) else {
             println!("{name:?}: all {} tokens agree", sequence.output_ids.len());
             continue;
         };
-        let margin = sequence.margins[step];
-        println!("{name:?}: parts at token {step}, where llama.cpp's margin was {margin}");
-        assert!(margin < 0.5, "{name:?}: token {step} is {token}, but llama.cpp was sure of another by {margin}");
+        // Up to here both chose the same tokens, so the oracle's row is for this very context.
+        let (margin, truth) = (sequence.margins[step], oracle.top_ids[sequence.prompt_ids.len() + step - 1][0]);
+        println!(
+            "{name:?}: parts at token {step}, where llama.cpp's margin was {margin}; the oracle is with {}",
+            if truth == token { "us" } else { "llama.cpp" }
+        );
         assert!(sequence.top5_ids[step].contains(&token), "{name:?}: token {step}, {token}, was not in its top 5");
+        assert!(
+            margin < 0.5 || truth == token,
+            "{name:?}: token {step} is {token}, but llama.cpp was sure of another by {margin}"
+        );
     }
 }
 
