@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 pub enum Error {
     /// Neither an alias nor anything else we know how to read.
     #[error(
-        "unknown model {name:?}{}; `taper list --aliases` shows the short names, and a path, hf:org/repo or pip:package also works",
+        "unknown model {name:?}{} `taper list --aliases` shows the short names, and a path, hf:org/repo or pip:package also works",
         did_you_mean(suggestions)
     )]
     UnknownName {
@@ -198,7 +198,7 @@ impl Error {
 }
 
 fn did_you_mean(suggestions: &[&str]) -> String {
-    if suggestions.is_empty() { String::new() } else { format!(", did you mean {}?", suggestions.join(" or ")) }
+    if suggestions.is_empty() { ";".to_string() } else { format!(", did you mean {}?", suggestions.join(" or ")) }
 }
 
 fn indented(lines: &[String]) -> String {

@@ -6,6 +6,7 @@ use crate::{load, output};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use std::io::{IsTerminal, Read};
+use taper_engine::FinishReason;
 use taper_text::ChatMessage;
 
 /// What `--json` prints.
@@ -43,7 +44,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
             prompt_tokens: &tokens,
             tokens: &answer.tokens,
             text: &answer.text,
-            finish_reason: answer.finish_reason.map(|reason| reason.as_str()),
+            finish_reason: answer.finish_reason.map(FinishReason::as_str),
             timings: answer.timings(tokens.len()),
         };
         output::line(&serde_json::to_string(&json)?)?;
