@@ -53,7 +53,7 @@ fn recorded<T: for<'de> Deserialize<'de>>(name: &str) -> T {
     serde_json::from_str(&text).unwrap()
 }
 
-fn load<B: Backend>(backend: B, path: &PathBuf) -> Llama<B> {
+fn load<B: Backend>(backend: B, path: &Path) -> Llama<B> {
     let options = LoadOptions {
         context_len: Some(CONTEXT),
         num_blocks: Some(BLOCKS.len()),
@@ -96,7 +96,7 @@ struct Distances {
     max: f64,
 }
 
-fn distances_to_oracle<B: Backend>(backend: B, path: &PathBuf) -> Distances {
+fn distances_to_oracle<B: Backend>(backend: B, path: &Path) -> Distances {
     let oracle: Oracle = recorded("smollm2_oracle.json");
     let mut model = load(backend, path);
     let mut apart = Vec::new();
