@@ -10,7 +10,7 @@
 mod support;
 
 use serde::Deserialize;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use taper_checkpoint::Checkpoint;
 use taper_kernels::{BLOCK_SIZE, Backend, Cpu, CpuConfig, Reference};
 use taper_models::{Llama, LoadOptions, LogitRows, SequenceSlice};
