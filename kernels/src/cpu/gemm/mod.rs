@@ -21,7 +21,7 @@
 //!
 //! # How
 //!
-//! Weights lie in panels of sixteen rows ([`format`]). Threads divide the panels; with many rows they also divide the rows
+//! Weights lie in panels of sixteen rows ([`mod@format`]). Threads divide the panels; with many rows they also divide the rows
 //! into bands whose activations stay in the second cache, and unpack each block once for a tile of rows.
 
 mod activations;
