@@ -4,11 +4,13 @@
 //! Sums stay exact: `vpmaddubsw` adds pairs in int16, which values up to 63 cannot overflow (2 * 63 * 127 = 16002); as many
 //! groups are added up in int16 as their range allows. Bytes (Q8_0) move their sign to the activation: 2 * 128 * 127 = 32512.
 
-use super::activations::{RowTarget, block_scale};
 use super::avx2;
 use super::format::{BLOCK, High, Low, PANEL_ROWS, Quantized, SUPERBLOCK, Scales};
 use super::kernels::{Kernels, Task, products};
 use std::arch::x86_64::*;
+
+mod quantize;
+use quantize::quantize_row;
 
 impl Kernels {
     /// AVX2, FMA and F16C.
@@ -18,44 +20,6 @@ impl Kernels {
 
 /// Rows of a half panel: the lanes of a vector.
 const HALF: usize = PANEL_ROWS / 2;
-
-#[target_feature(enable = "avx2,fma,f16c")]
-fn quantize_row(x: &[f32], mut target: RowTarget<'_>) {
-    let magnitude = _mm256_set1_epi32(0x7FFF_FFFF);
-    for (block, x) in x.as_chunks::<BLOCK>().0.iter().enumerate() {
-        // SAFETY: the four quarters of 32 floats.
-        let quarters = [0, 8, 16, 24].map(|at| unsafe { _mm256_loadu_ps(x.as_ptr().add(at)) });
-        let bits = quarters.map(|x| _mm256_and_si256(_mm256_castps_si256(x), magnitude));
-        // With the sign cleared, signed and unsigned order agree.
-        let largest = _mm256_max_epi32(_mm256_max_epi32(bits[0], bits[1]), _mm256_max_epi32(bits[2], bits[3]));
-        let largest = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256::<1>(largest));
-        let largest = _mm_max_epi32(largest, _mm_shuffle_epi32::<0b01_00_11_10>(largest));
-        let largest = _mm_max_epi32(largest, _mm_shuffle_epi32::<0b10_11_00_01>(largest));
-        let (scale, factor) = block_scale(_mm_cvtsi128_si32(largest).cast_unsigned());
-        if factor == 0.0 {
-            target.put_zero(block, scale);
-            continue;
-        }
-        let factor = _mm256_set1_ps(factor);
-        // The default rounding of a conversion is to nearest, ties to even.
-        let integers = quarters.map(|x| _mm256_cvtps_epi32(_mm256_mul_ps(x, factor)));
-        let index = target.index(block);
-        // Packing works within 128-bit lanes; the permutation puts the eight runs of four bytes in order.
-        let words = [_mm256_packs_epi32(integers[0], integers[1]), _mm256_packs_epi32(integers[2], integers[3])];
-        let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-        let bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words[0], words[1]), order);
-        // SAFETY: 32 bytes.
-        unsafe { _mm256_storeu_si256(target.values(index).as_mut_ptr().cast(), bytes) };
-        let sum = |a: __m256i, b: __m256i| {
-            let sum = _mm256_add_epi32(a, b);
-            let sum = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256::<1>(sum));
-            let sum = _mm_add_epi32(sum, _mm_shuffle_epi32::<0b01_00_11_10>(sum));
-            _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32::<0b10_11_00_01>(sum)))
-        };
-        target.scales[index] = scale;
-        target.sums[index] = [sum(integers[0], integers[1]), sum(integers[2], integers[3])];
-    }
-}
 
 /// Stores the eight outputs of half panel `unit` of one row, or as many as exist.
 #[inline]
@@ -100,20 +64,15 @@ macro_rules! sweep {
     }};
 }
 
+mod floats; // after the macro, which it uses
+pub(super) use floats::{BF16, F16, F32, floats};
+
 /// # Safety
 /// See [`super::kernels::Product`].
 pub(super) unsafe fn quantized<F: Quantized>(task: &Task) {
     debug_assert!((1..=4).contains(&task.rows));
     // SAFETY: the caller's obligation, passed on.
-    unsafe { sweep!(task, quantized_units, F, (8, 4, 2), (2), (1)) }
-}
-
-/// # Safety
-/// See [`super::kernels::Product`].
-pub(super) unsafe fn floats<E: Element>(task: &Task) {
-    debug_assert!((1..=4).contains(&task.rows));
-    // SAFETY: the caller's obligation, passed on.
-    unsafe { sweep!(task, float_units, E, (8, 4, 2), (4, 2), (2)) }
+    unsafe { sweep!(task, quantized_units, F, (4, 2), (2), (1)) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -121,8 +80,13 @@ unsafe fn quantized_units<F: Quantized, const UNITS: usize, const ROWS: usize>(t
     let format = F::FORMAT;
     let (blocks, words) = (task.cols / BLOCK, format.terms().words());
     // SAFETY: `place` keeps every load inside its panel (tested), the task's activations have `blocks * ROWS` entries, and
-    // `first_unit + UNITS <= 2 * num_panels`.
+    // `first_unit + UNITS <= 2 * num_panels`. Prefetches may go anywhere.
     unsafe {
+        // Ahead in the same panel or, past its end, as far into the panel of the next group.
+        let ahead = |at: usize| {
+            let at = at + format.superblock_bytes(SUPERBLOCK);
+            if at < task.panel_bytes { at } else { at + (UNITS.div_ceil(2) - 1) * task.panel_bytes }
+        };
         let mut sums = [[_mm256_setzero_ps(); ROWS]; UNITS];
         let mut start = 0;
         let mut block = 0;
@@ -134,9 +98,15 @@ unsafe fn quantized_units<F: Quantized, const UNITS: usize, const ROWS: usize>(t
                 let scales = head + format.head_bytes() + index * format.scale_bytes();
                 let at = (block + index) * ROWS;
                 let x = (task.quants.add(at * BLOCK), task.scales.add(at), task.terms.add(at * words));
+                let (next_quants, next_scales) = (ahead(quants), ahead(scales));
                 for (unit, sums) in sums.iter_mut().enumerate() {
                     let (panel, half) = ((first_unit + unit) / 2, (first_unit + unit) % 2);
                     let base = task.panels.add(panel * task.panel_bytes);
+                    // A cache line holds both halves, and the second finds what the first asked for.
+                    if half == 0 {
+                        prefetch(base.wrapping_add(next_quants), format.quant_bytes());
+                        prefetch(base.wrapping_add(next_scales), format.scale_bytes());
+                    }
                     let weights = unpack::<F>(base.add(quants + 32 * half));
                     let scaling = Scaling::load::<F>(base.add(head), base.add(scales), half);
                     for (row, sum) in sums.iter_mut().enumerate() {
@@ -154,6 +124,15 @@ unsafe fn quantized_units<F: Quantized, const UNITS: usize, const ROWS: usize>(t
                 store(task, first_unit + unit, row, sums);
             }
         }
+    }
+}
+
+/// Asks for the cache lines that hold `bytes` bytes from `at`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn prefetch(at: *const u8, bytes: usize) {
+    for line in 0..bytes.div_ceil(64) {
+        _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(64 * line).cast());
     }
 }
 
@@ -326,80 +305,6 @@ impl Scaling {
                     let integer = _mm256_cvtepi32_ps(_mm256_add_epi32(first, second));
                     _mm256_fnmadd_ps(self.min, _mm256_mul_ps(integer, da), sum)
                 }
-            }
-        }
-    }
-}
-
-/// A float type that weights are stored in.
-pub(super) trait Element {
-    /// Bytes of one.
-    const BYTES: usize;
-    /// Eight of them.
-    ///
-    /// # Safety
-    /// AVX2 with F16C, and eight elements at `at`.
-    unsafe fn load(at: *const u8) -> __m256;
-}
-
-pub(super) struct F32;
-pub(super) struct F16;
-pub(super) struct BF16;
-
-impl Element for F32 {
-    const BYTES: usize = 4;
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn load(at: *const u8) -> __m256 {
-        // SAFETY: the caller's obligation.
-        unsafe { _mm256_loadu_ps(at.cast()) }
-    }
-}
-
-impl Element for F16 {
-    const BYTES: usize = 2;
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn load(at: *const u8) -> __m256 {
-        // SAFETY: the caller's obligation.
-        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) }
-    }
-}
-
-impl Element for BF16 {
-    const BYTES: usize = 2;
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn load(at: *const u8) -> __m256 {
-        // SAFETY: the caller's obligation.
-        let bits = unsafe { _mm_loadu_si128(at.cast()) };
-        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
-    }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn float_units<E: Element, const UNITS: usize, const ROWS: usize>(task: &Task, first_unit: usize) {
-    // SAFETY: a float panel is `cols` runs of sixteen elements, `x` has ROWS rows of `cols`, and
-    // `first_unit + UNITS <= 2 * num_panels`.
-    unsafe {
-        let mut sums = [[_mm256_setzero_ps(); ROWS]; UNITS];
-        for k in 0..task.cols {
-            let mut weights = [_mm256_setzero_ps(); UNITS];
-            for (unit, weights) in weights.iter_mut().enumerate() {
-                let (panel, half) = ((first_unit + unit) / 2, (first_unit + unit) % 2);
-                let at = panel * task.panel_bytes + (k * PANEL_ROWS + half * HALF) * E::BYTES;
-                *weights = E::load(task.panels.add(at));
-            }
-            for row in 0..ROWS {
-                let x = _mm256_set1_ps(*task.x.add(row * task.cols + k));
-                for (sums, &weights) in sums.iter_mut().zip(&weights) {
-                    sums[row] = _mm256_fmadd_ps(weights, x, sums[row]);
-                }
-            }
-        }
-        for (unit, sums) in sums.iter().enumerate() {
-            for (row, &sums) in sums.iter().enumerate() {
-                store(task, first_unit + unit, row, sums);
             }
         }
     }

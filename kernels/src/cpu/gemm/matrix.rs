@@ -81,19 +81,8 @@ impl PackedMatrix {
 }
 
 fn pack_part(part: MatrixData<'_>, first_row: usize, pool: &Pool) -> Result<Part, Error> {
+    let row_bytes = part.checked_row_bytes()?;
     let MatrixData { weight_type, rows, cols, bytes } = part;
-    if !cols.is_multiple_of(weight_type.block_len()) {
-        return Err(Error::PartialBlock { weight_type, block: weight_type.block_len(), cols });
-    }
-    let row_bytes = weight_type.row_bytes(cols);
-    let expected = row_bytes.and_then(|row_bytes| row_bytes.checked_mul(rows));
-    let row_bytes = match (row_bytes, expected) {
-        (Some(row_bytes), Some(expected)) if expected == bytes.len() => row_bytes,
-        _ => {
-            let expected = expected.unwrap_or(usize::MAX);
-            return Err(Error::WeightSize { weight_type, rows, cols, expected, actual: bytes.len() });
-        }
-    };
     // A panel is at most 9 % and 64 bytes per superblock over what its rows take in the file; with no rows nothing vouches
     // for `cols`, and nothing is computed from it.
     let panel_bytes = match Format::of(weight_type) {

@@ -120,10 +120,9 @@ impl Plan {
         let num_bands = rows.div_ceil(band_rows);
         let parts = &product.matrix.parts;
         let num_panels: usize = parts.iter().map(Part::num_panels).sum();
-        // Enough groups that a late thread costs little, and groups of eight panels, the streams a kernel walks together,
-        // where there are enough of them.
+        // Enough groups that a late thread costs little, and whole multiples of what kernels walk together.
         let share = num_panels * num_bands / (threads * 4).max(1);
-        let group_panels = if share >= 8 { (share / 8 * 8).min(32) } else { share.max(1) };
+        let group_panels = if share >= 8 { (share / 8 * 8).min(32) } else { share.max(1).next_multiple_of(2) };
         let groups_per_band = parts.iter().map(|part| part.num_panels().div_ceil(group_panels)).sum();
         Plan { band_rows, num_bands, group_panels, groups_per_band }
     }

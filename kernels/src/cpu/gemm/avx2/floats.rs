@@ -1,0 +1,88 @@
+//! Products with float weights for AVX2: `acc = fma(w, x, acc)`, k ascending, weights `[k][16 rows]`.
+
+use super::{HALF, store};
+use crate::cpu::gemm::format::PANEL_ROWS;
+use crate::cpu::gemm::kernels::Task;
+use std::arch::x86_64::*;
+
+/// # Safety
+/// See [`crate::cpu::gemm::kernels::Product`].
+pub(crate) unsafe fn floats<E: Element>(task: &Task) {
+    debug_assert!((1..=4).contains(&task.rows));
+    // SAFETY: the caller's obligation, passed on.
+    unsafe { sweep!(task, float_units, E, (8, 4, 2), (4, 2), (2)) }
+}
+
+/// A float type that weights are stored in.
+pub(crate) trait Element {
+    /// Bytes of one.
+    const BYTES: usize;
+    /// Eight of them.
+    ///
+    /// # Safety
+    /// AVX2 with F16C, and eight elements at `at`.
+    unsafe fn load(at: *const u8) -> __m256;
+}
+
+pub(crate) struct F32;
+pub(crate) struct F16;
+pub(crate) struct BF16;
+
+impl Element for F32 {
+    const BYTES: usize = 4;
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn load(at: *const u8) -> __m256 {
+        // SAFETY: the caller's obligation.
+        unsafe { _mm256_loadu_ps(at.cast()) }
+    }
+}
+
+impl Element for F16 {
+    const BYTES: usize = 2;
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn load(at: *const u8) -> __m256 {
+        // SAFETY: the caller's obligation.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) }
+    }
+}
+
+impl Element for BF16 {
+    const BYTES: usize = 2;
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn load(at: *const u8) -> __m256 {
+        // SAFETY: the caller's obligation.
+        let bits = unsafe { _mm_loadu_si128(at.cast()) };
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn float_units<E: Element, const UNITS: usize, const ROWS: usize>(task: &Task, first_unit: usize) {
+    // SAFETY: a float panel is `cols` runs of sixteen elements, `x` has ROWS rows of `cols`, and
+    // `first_unit + UNITS <= 2 * num_panels`.
+    unsafe {
+        let mut sums = [[_mm256_setzero_ps(); ROWS]; UNITS];
+        for k in 0..task.cols {
+            let mut weights = [_mm256_setzero_ps(); UNITS];
+            for (unit, weights) in weights.iter_mut().enumerate() {
+                let (panel, half) = ((first_unit + unit) / 2, (first_unit + unit) % 2);
+                let at = panel * task.panel_bytes + (k * PANEL_ROWS + half * HALF) * E::BYTES;
+                *weights = E::load(task.panels.add(at));
+            }
+            for row in 0..ROWS {
+                let x = _mm256_set1_ps(*task.x.add(row * task.cols + k));
+                for (sums, &weights) in sums.iter_mut().zip(&weights) {
+                    sums[row] = _mm256_fmadd_ps(weights, x, sums[row]);
+                }
+            }
+        }
+        for (unit, sums) in sums.iter().enumerate() {
+            for (row, &sums) in sums.iter().enumerate() {
+                store(task, first_unit + unit, row, sums);
+            }
+        }
+    }
+}

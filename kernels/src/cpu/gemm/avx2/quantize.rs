@@ -1,0 +1,44 @@
+//! Rounding of activations to int8 for AVX2; see [`crate::cpu::gemm`] for the rule.
+
+use crate::cpu::gemm::activations::{RowTarget, block_scale};
+use crate::cpu::gemm::format::BLOCK;
+use std::arch::x86_64::*;
+
+/// One row.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn quantize_row(x: &[f32], mut target: RowTarget<'_>) {
+    let magnitude = _mm256_set1_epi32(0x7FFF_FFFF);
+    for (block, x) in x.as_chunks::<BLOCK>().0.iter().enumerate() {
+        // SAFETY: the four quarters of 32 floats.
+        let quarters = [0, 8, 16, 24].map(|at| unsafe { _mm256_loadu_ps(x.as_ptr().add(at)) });
+        let bits = quarters.map(|x| _mm256_and_si256(_mm256_castps_si256(x), magnitude));
+        // With the sign cleared, signed and unsigned order agree.
+        let largest = _mm256_max_epi32(_mm256_max_epi32(bits[0], bits[1]), _mm256_max_epi32(bits[2], bits[3]));
+        let largest = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256::<1>(largest));
+        let largest = _mm_max_epi32(largest, _mm_shuffle_epi32::<0b01_00_11_10>(largest));
+        let largest = _mm_max_epi32(largest, _mm_shuffle_epi32::<0b10_11_00_01>(largest));
+        let (scale, factor) = block_scale(_mm_cvtsi128_si32(largest).cast_unsigned());
+        if factor == 0.0 {
+            target.put_zero(block, scale);
+            continue;
+        }
+        let factor = _mm256_set1_ps(factor);
+        // The default rounding of a conversion is to nearest, ties to even.
+        let integers = quarters.map(|x| _mm256_cvtps_epi32(_mm256_mul_ps(x, factor)));
+        let index = target.index(block);
+        // Packing works within 128-bit lanes; the permutation puts the eight runs of four bytes in order.
+        let words = [_mm256_packs_epi32(integers[0], integers[1]), _mm256_packs_epi32(integers[2], integers[3])];
+        let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        let bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words[0], words[1]), order);
+        // SAFETY: 32 bytes.
+        unsafe { _mm256_storeu_si256(target.values(index).as_mut_ptr().cast(), bytes) };
+        let sum = |a: __m256i, b: __m256i| {
+            let sum = _mm256_add_epi32(a, b);
+            let sum = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256::<1>(sum));
+            let sum = _mm_add_epi32(sum, _mm_shuffle_epi32::<0b01_00_11_10>(sum));
+            _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32::<0b10_11_00_01>(sum)))
+        };
+        target.scales[index] = scale;
+        target.sums[index] = [sum(integers[0], integers[1]), sum(integers[2], integers[3])];
+    }
+}

@@ -1,0 +1,87 @@
+//! Products with float weights for AVX-512: `acc = fma(w, x, acc)`, k ascending, weights `[k][16 rows]`.
+
+use super::store;
+use crate::cpu::gemm::format::PANEL_ROWS;
+use crate::cpu::gemm::kernels::Task;
+use std::arch::x86_64::*;
+
+/// # Safety
+/// See [`crate::cpu::gemm::kernels::Product`].
+pub(crate) unsafe fn floats<E: Element>(task: &Task) {
+    debug_assert!((1..=8).contains(&task.rows));
+    // SAFETY: the caller's obligation, passed on.
+    unsafe { sweep!(task, float_panels, E, (8, 4, 2, 1)) }
+}
+
+/// A float type that weights are stored in.
+pub(crate) trait Element {
+    /// Bytes of one.
+    const BYTES: usize;
+    /// Sixteen of them.
+    ///
+    /// # Safety
+    /// AVX-512, and sixteen elements at `at`.
+    unsafe fn load(at: *const u8) -> __m512;
+}
+
+pub(crate) struct F32;
+pub(crate) struct F16;
+pub(crate) struct BF16;
+
+impl Element for F32 {
+    const BYTES: usize = 4;
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    unsafe fn load(at: *const u8) -> __m512 {
+        // SAFETY: the caller's obligation.
+        unsafe { _mm512_loadu_ps(at.cast()) }
+    }
+}
+
+impl Element for F16 {
+    const BYTES: usize = 2;
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    unsafe fn load(at: *const u8) -> __m512 {
+        // SAFETY: the caller's obligation.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
+    }
+}
+
+impl Element for BF16 {
+    const BYTES: usize = 2;
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    unsafe fn load(at: *const u8) -> __m512 {
+        // SAFETY: the caller's obligation.
+        let bits = unsafe { _mm256_loadu_si256(at.cast()) };
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn float_panels<E: Element, const PANELS: usize, const ROWS: usize>(task: &Task, first_panel: usize) {
+    // SAFETY: a float panel is `cols` runs of sixteen elements, `x` has ROWS rows of `cols`, and
+    // `first_panel + PANELS <= num_panels`.
+    unsafe {
+        let panels = task.panels.add(first_panel * task.panel_bytes);
+        let mut sums = [[_mm512_setzero_ps(); ROWS]; PANELS];
+        for k in 0..task.cols {
+            let mut weights = [_mm512_setzero_ps(); PANELS];
+            for (panel, weights) in weights.iter_mut().enumerate() {
+                *weights = E::load(panels.add(panel * task.panel_bytes + k * PANEL_ROWS * E::BYTES));
+            }
+            for row in 0..ROWS {
+                let x = _mm512_set1_ps(*task.x.add(row * task.cols + k));
+                for (sums, &weights) in sums.iter_mut().zip(&weights) {
+                    sums[row] = _mm512_fmadd_ps(weights, x, sums[row]);
+                }
+            }
+        }
+        for (panel, sums) in sums.iter().enumerate() {
+            for (row, &sums) in sums.iter().enumerate() {
+                store(task, first_panel + panel, row, sums);
+            }
+        }
+    }
+}
