@@ -6,7 +6,10 @@ use crate::WeightType;
 /// Writes one zeroed panel from up to sixteen rows of the file; missing rows stay zero and decode to zero.
 pub(super) fn pack_panel(weight_type: WeightType, rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
     let Some(format) = Format::of(weight_type) else {
-        return pack_floats(weight_type.block_bytes(), rows, row_bytes, panel);
+        return match weight_type.block_bytes() {
+            4 => pack_floats::<4>(rows, row_bytes, panel),
+            _ => pack_floats::<2>(rows, row_bytes, panel),
+        };
     };
     let blocks = row_bytes / weight_type.block_bytes() * weight_type.block_len() / BLOCK;
     let mut block = RawBlock::default();
@@ -36,12 +39,13 @@ pub(super) fn pack_panel(weight_type: WeightType, rows: &[u8], row_bytes: usize,
     }
 }
 
-/// Float panels are `[k][16 rows]`, elements as the file has them.
-fn pack_floats(size: usize, rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
-    for (lane, row) in rows.chunks_exact(row_bytes).enumerate() {
-        for (k, element) in row.chunks_exact(size).enumerate() {
-            let at = (k * PANEL_ROWS + lane) * size;
-            panel[at..at + size].copy_from_slice(element);
+/// Float panels are `[k][16 rows]`, elements of SIZE bytes as the file has them.
+fn pack_floats<const SIZE: usize>(rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
+    let (elements, _) = rows.as_chunks::<SIZE>();
+    let (places, _) = panel.as_chunks_mut::<SIZE>();
+    for (k, places) in places.chunks_exact_mut(PANEL_ROWS).enumerate() {
+        for (place, element) in places.iter_mut().zip(elements[k..].iter().step_by(row_bytes / SIZE)) {
+            *place = *element;
         }
     }
 }
