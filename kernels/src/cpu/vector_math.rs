@@ -8,8 +8,7 @@
 use super::simd::Simd;
 
 /// Near-minimax coefficients of `2^f` on [0, 1], lowest power first; the relative error before rounding is 7.5e-8.
-const COEFFICIENTS: [f32; 6] =
-    [0.999_999_94, 0.693_153_1, 0.240_153_62, 0.055_826_318, 0.008_989_34, 0.001_877_576_7];
+const COEFFICIENTS: [f32; 6] = [0.999_999_94, 0.693_153_1, 0.240_153_62, 0.055_826_318, 0.008_989_34, 0.001_877_576_7];
 
 /// `2^(x - reference)` of each lane; `reference` holds whole numbers.
 #[inline(always)]

@@ -13,9 +13,41 @@ pub(super) const QUERIES: usize = 6;
 /// Scores (or weights) of one query vector with the keys of a block.
 pub(super) type Row = [f32; BLOCK_SIZE];
 
+/// Keys or values of a block, and those of the block after it, which are asked for while these are used: a core with one
+/// stream of loads reads at half of what memory gives.
+#[derive(Clone, Copy)]
+pub(super) struct Stream<'a, E> {
+    pub(super) block: &'a [E],
+    /// As long as `block`; the block itself where there is nothing to ask for.
+    pub(super) next: &'a [E],
+}
+
+impl<'a, E: Element> Stream<'a, E> {
+    /// Without anything to ask for.
+    #[inline(always)]
+    pub(super) fn of(block: &'a [E]) -> Self {
+        Self { block, next: block }
+    }
+
+    #[inline(always)]
+    fn vectors(self) -> (&'a [[E; LANES]], &'a [[E; LANES]]) {
+        assert_eq!(self.block.len(), self.next.len(), "blocks are equally long");
+        (self.block.as_chunks().0, self.next.as_chunks().0)
+    }
+}
+
+/// Asks for the cache lines of some vectors.
+#[inline(always)]
+fn prefetch<S: Simd, E: Element>(s: S, vectors: &[[E; LANES]]) {
+    const CACHE_LINE: usize = 64;
+    for line in vectors.chunks((CACHE_LINE / (LANES * size_of::<E>())).max(1)) {
+        s.prefetch(&line[0]);
+    }
+}
+
 /// `rows[r][key] = sum_d queries[d][r] * keys[d][key]`. `queries` is `[head_dim][rows.len()]`, `keys` as in the cache.
 #[inline(always)]
-pub(super) fn scores<S: Simd, E: Element>(s: S, queries: &[f32], keys: &[E], rows: &mut [Row]) {
+pub(super) fn scores<S: Simd, E: Element>(s: S, queries: &[f32], keys: Stream<'_, E>, rows: &mut [Row]) {
     match rows.len() {
         1 => scores_of::<S, E, 1>(s, queries, keys, rows),
         2 => scores_of::<S, E, 2>(s, queries, keys, rows),
@@ -27,7 +59,7 @@ pub(super) fn scores<S: Simd, E: Element>(s: S, queries: &[f32], keys: &[E], row
 }
 
 #[inline(always)]
-fn scores_of<S: Simd, E: Element, const R: usize>(s: S, queries: &[f32], keys: &[E], rows: &mut [Row]) {
+fn scores_of<S: Simd, E: Element, const R: usize>(s: S, queries: &[f32], keys: Stream<'_, E>, rows: &mut [Row]) {
     if S::WIDE {
         scores_with::<S, E, R, 4>(s, queries, keys, rows);
     } else {
@@ -40,17 +72,18 @@ fn scores_of<S: Simd, E: Element, const R: usize>(s: S, queries: &[f32], keys: &
 fn scores_with<S: Simd, E: Element, const R: usize, const G: usize>(
     s: S,
     queries: &[f32],
-    keys: &[E],
+    keys: Stream<'_, E>,
     rows: &mut [Row],
 ) {
     assert_eq!(rows.len(), R, "one row of scores per query vector");
     let queries = queries.as_chunks::<R>().0;
     let head_dim = queries.len();
-    let keys = keys.as_chunks::<LANES>().0;
+    let (keys, next) = keys.vectors();
     assert_eq!(keys.len(), head_dim * (BLOCK_SIZE / LANES), "a whole block of keys");
-    for (index, groups) in keys.chunks_exact(head_dim * G).enumerate() {
+    for (index, (groups, next)) in keys.chunks_exact(head_dim * G).zip(next.chunks_exact(head_dim * G)).enumerate() {
         let mut sums = [[s.splat(0.0); G]; R];
-        for (d, query) in queries.iter().enumerate() {
+        for ((d, query), next) in queries.iter().enumerate().zip(next.chunks_exact(G)) {
+            prefetch(s, next);
             let mut key = [s.splat(0.0); G];
             for g in 0..G {
                 key[g] = E::load(s, &groups[g * head_dim + d]);
@@ -77,7 +110,7 @@ pub(super) fn weighted_sum<S: Simd, E: Element>(
     s: S,
     rows: &[Row],
     keys: std::ops::Range<usize>,
-    values: &[E],
+    values: Stream<'_, E>,
     sums: &mut [f32],
 ) {
     match rows.len() {
@@ -96,7 +129,7 @@ fn weighted_sum_of<S: Simd, E: Element, const R: usize>(
     s: S,
     rows: &[Row],
     keys: std::ops::Range<usize>,
-    values: &[E],
+    values: Stream<'_, E>,
     sums: &mut [f32],
 ) {
     let Some(rows) = rows.as_array::<R>() else { panic!("one row of weights per query vector") };
@@ -120,13 +153,13 @@ fn weighted_columns<S: Simd, E: Element, const R: usize, const V: usize>(
     s: S,
     rows: &[Row; R],
     keys: std::ops::Range<usize>,
-    values: &[E],
+    values: Stream<'_, E>,
     sums: &mut [f32],
     column: usize,
 ) {
     let sums = sums.as_chunks_mut::<LANES>().0;
     let width = sums.len() / R;
-    let values = values.as_chunks::<LANES>().0;
+    let (values, next) = values.vectors();
     let mut totals = [[s.splat(0.0); V]; R];
     for r in 0..R {
         for v in 0..V {
@@ -134,8 +167,10 @@ fn weighted_columns<S: Simd, E: Element, const R: usize, const V: usize>(
         }
     }
     let keys = keys.start..keys.end.min(BLOCK_SIZE);
-    for (key, value) in keys.clone().zip(values[keys.start * width..].chunks_exact(width)) {
-        let value = &value[column..column + V];
+    let (values, next) = (&values[keys.start * width..], &next[keys.start * width..]);
+    for (key, (value, next)) in keys.zip(values.chunks_exact(width).zip(next.chunks_exact(width))) {
+        let (value, next) = (&value[column..column + V], &next[column..column + V]);
+        prefetch(s, next);
         let mut vectors = [s.splat(0.0); V];
         for v in 0..V {
             vectors[v] = E::load(s, &value[v]);

@@ -4,7 +4,7 @@ use super::super::kv_cache::{Element, Storage};
 use super::super::pool::Pool;
 use super::super::simd::{Kernel, LANES, Simd, run};
 use super::super::vector_math::exp2_from;
-use super::blocks::{Row, scores, weighted_sum};
+use super::blocks::{Row, Stream, scores, weighted_sum};
 use super::{Call, WORTH_SHARING, for_each, state, with_thread_scratch};
 use crate::BLOCK_SIZE;
 
@@ -50,7 +50,7 @@ impl<E: Element> Kernel for Naive<'_, E> {
             }
             for (&block, weights) in blocks.iter().zip(weights.iter_mut()) {
                 let (keys, _) = storage.piece(call.params.layer, block as usize, kv_head);
-                scores(s, query, keys, std::slice::from_mut(weights));
+                scores(s, query, Stream::of(keys), std::slice::from_mut(weights));
             }
             softmax(s, weights, num_keys);
             state::clear(answer);
@@ -58,7 +58,7 @@ impl<E: Element> Kernel for Naive<'_, E> {
             for (index, (&block, weights)) in blocks.iter().zip(weights.iter()).enumerate() {
                 let (_, values) = storage.piece(call.params.layer, block as usize, kv_head);
                 let visible = (num_keys - index * BLOCK_SIZE).min(BLOCK_SIZE);
-                weighted_sum(s, std::slice::from_ref(weights), 0..visible, values, &mut answer[LANES..]);
+                weighted_sum(s, std::slice::from_ref(weights), 0..visible, Stream::of(values), &mut answer[LANES..]);
             }
             // SAFETY: this task alone has this row and the heads of this KV head, and asks for one after the other.
             state::finish(s, answer, unsafe { call.answer(row, head) });

@@ -7,7 +7,7 @@
 use super::super::kv_cache::{Element, Geometry, Storage};
 use super::super::simd::{Kernel, LANES, Simd};
 use super::super::vector_math::exp2_from;
-use super::blocks::{QUERIES, Row, scores, weighted_sum};
+use super::blocks::{QUERIES, Row, Stream, scores, weighted_sum};
 use super::{Call, Merge, Task, state};
 use crate::{BLOCK_SIZE, KV_SPLIT};
 
@@ -67,7 +67,7 @@ impl<E: Element> Kernel for Tile<'_, E> {
         pack_queries(&call, task, queries);
 
         let first_position = call.step.positions[task.rows.start] as usize;
-        let num_blocks = (first_position + task.rows.len()).div_ceil(BLOCK_SIZE);
+        let num_blocks = (first_position + task.rows.len()).div_ceil(BLOCK_SIZE).min(task.splits.end * SPLIT_BLOCKS);
         let blocks = &call.blocks(task.span)[..num_blocks];
         let mut work = Work {
             head_dim,
@@ -90,11 +90,15 @@ impl<E: Element> Kernel for Tile<'_, E> {
             for (index, &block) in split_blocks.clone().zip(&blocks[split_blocks]) {
                 let (keys, values) = storage.piece(call.params.layer, block as usize, task.kv_head);
                 if num_queries < WIDEN_FROM {
+                    let next = blocks.get(index + 1).map_or(block, |&next| next);
+                    let (next_keys, next_values) = storage.piece(call.params.layer, next as usize, task.kv_head);
+                    let keys = Stream { block: keys, next: next_keys };
+                    let values = Stream { block: values, next: next_values };
                     work.block(s, index * BLOCK_SIZE, keys, values);
                 } else {
                     widen(s, keys, wide_keys);
                     widen(s, values, wide_values);
-                    work.block::<S, f32>(s, index * BLOCK_SIZE, wide_keys, wide_values);
+                    work.block(s, index * BLOCK_SIZE, Stream::of(wide_keys), Stream::of(wide_values));
                 }
             }
             for (query, merged) in merged.chunks_exact_mut(state::len(geometry)).enumerate() {
@@ -182,7 +186,7 @@ impl Work<'_> {
 
     /// Takes in one block of keys.
     #[inline(always)]
-    fn block<S: Simd, E: Element>(&mut self, s: S, first_key: usize, keys: &[E], values: &[E]) {
+    fn block<S: Simd, E: Element>(&mut self, s: S, first_key: usize, keys: Stream<'_, E>, values: Stream<'_, E>) {
         let num_queries = self.rows.len();
         for first in (0..num_queries).step_by(QUERIES) {
             let last = num_queries.min(first + QUERIES);

@@ -1,0 +1,107 @@
+//! Attention against float64: lengths around block and split borders, grouped heads, head sizes, and scores that are hard
+//! on a softmax.
+
+use crate::fixture::{Sequences, no_rope};
+use taper_kernels::{AttentionScheme, Backend, HeadLayout, KvDtype};
+use taper_testkit::rng::SplitMix;
+
+const SCHEMES: [AttentionScheme; 2] = [AttentionScheme::SplitKv, AttentionScheme::Naive];
+/// Rows at the end of a prompt: several tiles of query vectors from groups of three on.
+const TAIL: usize = 20;
+const LENS: [usize; 8] = [1, 63, 64, 65, 511, 512, 513, 1500];
+
+pub(crate) fn suite<B: Backend>(backend: &B) {
+    lengths_groups_and_head_sizes(backend);
+    hard_scores(backend);
+    values_of_a_float32_cache_are_not_rounded(backend);
+}
+
+fn heads(group: usize, num_kv_heads: usize, head_dim: usize) -> HeadLayout {
+    HeadLayout { num_heads: group * num_kv_heads, num_kv_heads, head_dim }
+}
+
+/// Compares the last rows of every sequence with float64: as the end of a prompt, and the very last as a generated token.
+/// Scores are sums in float32, with an error of some `2^-24 |score|` that ends in the exponent.
+fn check<B: Backend>(backend: &B, sequences: &Sequences, largest_score: f64, what: &str) {
+    for sequence in 0..sequences.qkv.len() {
+        let len = sequences.len(sequence);
+        let first = len.saturating_sub(TAIL);
+        let mut cache = sequences.cache(backend);
+        sequences.store(backend, &mut cache, &no_rope(), &[(sequence, 0..len)]);
+        let compared = [first, len.saturating_sub(2), len - 1];
+        let expected = compared.map(|position| sequences.oracle(sequence, position));
+        for scheme in SCHEMES {
+            for positions in [first..len, len - 1..len] {
+                let start = positions.start;
+                let rows = sequences.run(backend, &mut cache, &no_rope(), scheme, &[(sequence, positions)]);
+                for (&position, expected) in compared.iter().zip(&expected).filter(|&(&position, _)| position >= start)
+                {
+                    let row = &rows[(position - start) * sequences.heads.q_width()..];
+                    let largest = expected.iter().fold(1.0_f64, |largest, x| largest.max(x.abs()));
+                    let tolerance = (3e-6 + 1e-6 * largest_score) * largest;
+                    for (d, (&actual, expected)) in row.iter().zip(expected).enumerate() {
+                        assert!(
+                            (f64::from(actual) - expected).abs() <= tolerance,
+                            "{what}, {scheme:?}, length {len}, from {start}, position {position}, element {d}: {actual} for {expected}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn lengths_groups_and_head_sizes<B: Backend>(backend: &B) {
+    let mut rng = SplitMix::new(1);
+    for head_dim in [16, 64, 80, 128] {
+        for group in [1, 3, 4, 8] {
+            let sequences = Sequences::new(&mut rng, heads(group, 1, head_dim), &LENS);
+            check(backend, &sequences, 10.0, &format!("group of {group}, heads of {head_dim}"));
+        }
+    }
+    // Sizes of tiny models, not whole vectors, and several KV heads.
+    for (group, num_kv_heads, head_dim) in [(2, 2, 8), (1, 3, 18), (5, 2, 24), (7, 1, 2), (20, 1, 34), (60, 1, 16)] {
+        let sequences = Sequences::new(&mut rng, heads(group, num_kv_heads, head_dim), &[1, 70, 600]);
+        check(backend, &sequences, 10.0, &format!("group of {group}, {num_kv_heads} KV heads of {head_dim}"));
+    }
+}
+
+/// Replaces keys so that the score of query head 0 with key i is about `score(i)`.
+fn with_scores(rng: &mut SplitMix, len: usize, score: impl Fn(usize) -> f32) -> Sequences {
+    let heads = heads(3, 2, 64);
+    let mut sequences = Sequences::new(rng, heads, &[len]);
+    let width = heads.qkv_width();
+    for (position, row) in sequences.qkv[0].chunks_exact_mut(width).enumerate() {
+        // Queries are ones and keys equal numbers: the score is 64 * key / sqrt(64).
+        row[..heads.q_width()].fill(1.0);
+        let key = half::f16::from_f32(score(position) / 8.0).to_f32();
+        row[heads.q_width()..][..heads.kv_width()].fill(key);
+    }
+    sequences
+}
+
+fn hard_scores<B: Backend>(backend: &B) {
+    let mut rng = SplitMix::new(2);
+    type Score = Box<dyn Fn(usize) -> f32>;
+    let cases: [(&str, f64, Score); 8] = [
+        ("alternating +150 and -150", 150.0, Box::new(|i| if i % 2 == 0 { 150.0 } else { -150.0 })),
+        ("rising from -150 to 150", 150.0, Box::new(|i| -150.0 + i as f32 / 3.0)),
+        ("falling from 150 to -150", 150.0, Box::new(|i| 150.0 - i as f32 / 3.0)),
+        ("one huge key at the end", 10_000.0, Box::new(|i| if i == 899 { 10_000.0 } else { 0.0 })),
+        ("one huge key in the first split", 10_000.0, Box::new(|i| if i == 100 { 10_000.0 } else { 0.0 })),
+        ("all equal", 3.0, Box::new(|_| 3.0)),
+        ("all very negative", 10_000.0, Box::new(|i| -10_000.0 - (i % 7) as f32)),
+        ("all zero", 0.0, Box::new(|_| 0.0)),
+    ];
+    for (what, largest_score, score) in cases {
+        check(backend, &with_scores(&mut rng, 900, score), largest_score, what);
+    }
+}
+
+fn values_of_a_float32_cache_are_not_rounded<B: Backend>(backend: &B) {
+    let mut sequences = Sequences::new(&mut SplitMix::new(3), heads(3, 1, 64), &[600]);
+    sequences.dtype = KvDtype::F32;
+    // No float16 holds these.
+    sequences.qkv[0].iter_mut().for_each(|x| *x *= 1.000_173);
+    check(backend, &sequences, 10.0, "float32 cache");
+}

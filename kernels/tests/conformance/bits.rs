@@ -1,0 +1,214 @@
+//! The determinism contract: what comes out for a row does not depend on the other rows of its step, on how its sequence
+//! was cut into steps, on threads, or on the instruction set. Bits are compared.
+
+use crate::fixture::{Sequences, download, to_bits, upload};
+use crate::operations::{add_norm_of, norm_of, qk_norm_of, silu_of};
+use std::ops::Range;
+use taper_kernels::{AttentionScheme, Backend, HeadLayout, KvDtype, MatrixData, Rope, RopeKind, WeightType};
+use taper_testkit::rng::SplitMix;
+
+const SCHEMES: [AttentionScheme; 2] = [AttentionScheme::SplitKv, AttentionScheme::Naive];
+
+pub(crate) fn suite<B: Backend>(backend: &B) {
+    chunked_prompts_equal_whole_ones(backend);
+    batched_sequences_equal_single_ones(backend);
+    what_lies_behind_a_row_does_not_matter(backend);
+    rows_of_other_operations_are_alone(backend);
+}
+
+fn rope(rotary_dim: usize) -> Rope {
+    let inv_freq = (0..rotary_dim / 2).map(|i| 500_f64.powf(-2.0 * i as f64 / rotary_dim as f64)).collect();
+    Rope { kind: RopeKind::AdjacentPairs, rotary_dim, inv_freq, magnitude: 1.0 }
+}
+
+fn layouts() -> [HeadLayout; 3] {
+    [(3, 1, 64), (2, 2, 16), (8, 1, 18)].map(|(num_heads, num_kv_heads, head_dim)| HeadLayout {
+        num_heads,
+        num_kv_heads,
+        head_dim,
+    })
+}
+
+/// Runs the steps one after the other on one cache; the rows in order of the steps.
+fn run_steps<B: Backend>(
+    backend: &B,
+    sequences: &Sequences,
+    scheme: AttentionScheme,
+    steps: &[Vec<(usize, Range<usize>)>],
+) -> Vec<Vec<u32>> {
+    let mut cache = sequences.cache(backend);
+    let width = sequences.heads.q_width();
+    let rope = rope(sequences.heads.head_dim.min(16));
+    let run = |step: &Vec<_>| sequences.run(backend, &mut cache, &rope, scheme, step);
+    steps.iter().flat_map(run).collect::<Vec<f32>>().chunks_exact(width).map(to_bits).collect()
+}
+
+/// Steps that cut `0..len` at these lengths, the last repeated.
+fn chunks(len: usize, lens: &[usize]) -> Vec<Vec<(usize, Range<usize>)>> {
+    let mut steps = Vec::new();
+    let mut start = 0;
+    let mut lens = lens.iter().copied().chain(std::iter::repeat(*lens.last().unwrap()));
+    while start < len {
+        let end = len.min(start + lens.next().unwrap());
+        steps.push(vec![(0, start..end)]);
+        start = end;
+    }
+    steps
+}
+
+fn chunked_prompts_equal_whole_ones<B: Backend>(backend: &B) {
+    let mut rng = SplitMix::new(20);
+    for heads in layouts() {
+        let len = 600;
+        let sequences = Sequences::new(&mut rng, heads, &[len]);
+        for scheme in SCHEMES {
+            let whole = run_steps(backend, &sequences, scheme, &chunks(len, &[len]));
+            // Rows alone after a long prompt are decoding, a few are verified speculation, 7 cuts blocks unevenly.
+            for lens in [&[500, 1][..], &[512, 5], &[64], &[7, 130, 300, 1, 33], &[598, 1]] {
+                let cut = run_steps(backend, &sequences, scheme, &chunks(len, lens));
+                for (position, (cut, whole)) in cut.iter().zip(&whole).enumerate() {
+                    assert!(cut == whole, "{heads:?} {scheme:?} cut {lens:?}: position {position} differs");
+                }
+            }
+        }
+    }
+    // From the first token on, one at a time.
+    let sequences = Sequences::new(&mut rng, layouts()[0], &[140]);
+    let whole = run_steps(backend, &sequences, AttentionScheme::SplitKv, &chunks(140, &[140]));
+    assert!(run_steps(backend, &sequences, AttentionScheme::SplitKv, &chunks(140, &[1])) == whole);
+}
+
+fn batched_sequences_equal_single_ones<B: Backend>(backend: &B) {
+    let mut rng = SplitMix::new(21);
+    for heads in layouts() {
+        // Two decode, one begins, one continues its prompt, one verifies three tokens, one has a single token.
+        let lens = [530, 64, 130, 400, 520, 1];
+        let last = [1, 1, 130, 300, 3, 1];
+        let mut sequences = Sequences::new(&mut rng, heads, &lens);
+        sequences.dtype = KvDtype::F16;
+        for scheme in SCHEMES {
+            let before: Vec<_> = (0..6).filter(|&s| last[s] < lens[s]).map(|s| (s, 0..lens[s] - last[s])).collect();
+            let parts: Vec<_> = (0..6).map(|s| (s, lens[s] - last[s]..lens[s])).collect();
+            let together = run_steps(backend, &sequences, scheme, &[before.clone(), parts.clone()]);
+            let together = &together[before.iter().map(|part| part.1.len()).sum()..];
+            let mut alone = Vec::new();
+            for part in parts {
+                let start = part.1.start;
+                let mut steps = vec![vec![part.clone()]];
+                if start > 0 {
+                    steps.insert(0, vec![(part.0, 0..start)]);
+                }
+                alone.extend(run_steps(backend, &sequences, scheme, &steps).into_iter().skip(start));
+            }
+            assert_eq!(together.len(), alone.len());
+            for (row, (together, alone)) in together.iter().zip(&alone).enumerate() {
+                assert!(together == alone, "{heads:?} {scheme:?}: row {row} of the batch differs");
+            }
+        }
+    }
+}
+
+/// A block that another sequence has used holds stale keys, maybe not even numbers.
+fn what_lies_behind_a_row_does_not_matter<B: Backend>(backend: &B) {
+    let mut rng = SplitMix::new(22);
+    for heads in layouts() {
+        let sequences = Sequences::new(&mut rng, heads, &[70]);
+        let mut stale = Sequences::new(&mut rng, heads, &[128]);
+        stale.num_blocks = sequences.num_blocks;
+        stale.block_tables = sequences.block_tables.clone();
+        for scheme in SCHEMES {
+            let no_numbers = stale.qkv[0].iter_mut();
+            no_numbers.for_each(|x| *x = f32::NAN);
+            let mut cache = sequences.cache(backend);
+            stale.run(backend, &mut cache, &rope(0), scheme, &[(0, 0..128)]);
+            let on_stale = sequences.run(backend, &mut cache, &rope(0), scheme, &[(0, 0..70)]);
+            let mut cache = sequences.cache(backend);
+            let on_zeroes = sequences.run(backend, &mut cache, &rope(0), scheme, &[(0, 0..70)]);
+            assert!(to_bits(&on_stale) == to_bits(&on_zeroes), "{heads:?} {scheme:?}");
+        }
+    }
+}
+
+fn rows_of_other_operations_are_alone<B: Backend>(backend: &B) {
+    let mut rng = SplitMix::new(23);
+    let (rows, cols) = (70, 576);
+    let (x, delta, weight) = (rng.normals(rows * cols, 1.0), rng.normals(rows * cols, 1.0), rng.normals(cols, 1.0));
+    let heads = HeadLayout { num_heads: 5, num_kv_heads: 2, head_dim: 64 };
+    let head_weight = rng.normals(64, 1.0);
+    let together = norm_of(backend, cols, &x, &weight);
+    let added = add_norm_of(backend, cols, &x, &delta, &weight);
+    let activated = silu_of(backend, cols / 2, &x);
+    let normed = qk_norm_of(backend, heads, &x, &head_weight, &head_weight);
+    for row in [0, 1, 33, 69] {
+        let at = row * cols..(row + 1) * cols;
+        let x = &x[at.clone()];
+        assert_eq!(to_bits(&together[at.clone()]), to_bits(&norm_of(backend, cols, x, &weight)));
+        let alone = add_norm_of(backend, cols, x, &delta[at.clone()], &weight);
+        assert_eq!(to_bits(&added[rows * cols..][at.clone()]), to_bits(&alone[cols..]));
+        let half = row * cols / 2..(row + 1) * cols / 2;
+        assert_eq!(to_bits(&activated[half]), to_bits(&silu_of(backend, cols / 2, x)));
+        assert_eq!(to_bits(&normed[at]), to_bits(&qk_norm_of(backend, heads, x, &head_weight, &head_weight)));
+    }
+    for weight_type in [WeightType::F32, WeightType::Q8_0, WeightType::Q4_1, WeightType::Q4_0] {
+        let together = linear_of(backend, weight_type, cols, &x);
+        let outputs = together.len() / rows;
+        for row in [0, 1, 33, 69] {
+            let alone = linear_of(backend, weight_type, cols, &x[row * cols..(row + 1) * cols]);
+            assert_eq!(to_bits(&together[row * outputs..][..outputs]), to_bits(&alone), "{weight_type:?}");
+        }
+    }
+}
+
+/// A product with a fixed matrix of 100 outputs.
+fn linear_of<B: Backend>(b: &B, weight_type: WeightType, cols: usize, x: &[f32]) -> Vec<f32> {
+    let (rows, outputs) = (x.len() / cols, 100);
+    let mut rng = SplitMix::new(24);
+    let bytes = match weight_type {
+        WeightType::F32 => rng.normals(outputs * cols, 1.0).iter().flat_map(|x| x.to_le_bytes()).collect(),
+        // Any bytes are nibbles; a scale of 0x2c.. is about 0.06.
+        _ => {
+            let mut bytes = rng.bytes(outputs * weight_type.row_bytes(cols).unwrap());
+            for block in bytes.chunks_exact_mut(weight_type.block_bytes()) {
+                (block[1], block[3]) = (0x2c, 0x2c);
+            }
+            bytes
+        }
+    };
+    let matrix = b.matrix(&[MatrixData { weight_type, rows: outputs, cols, bytes: &bytes }]).unwrap();
+    let mut out = b.buffer(rows, outputs).unwrap();
+    b.linear(rows, &upload(b, cols, x), &matrix, None, &mut out);
+    download(b, &out, rows, outputs)
+}
+
+/// Bits of the results of every operation that computes, on fixed inputs.
+pub(crate) fn of_every_operation<B: Backend>(backend: &B) -> Vec<(String, Vec<u32>)> {
+    let mut rng = SplitMix::new(25);
+    let (rows, cols) = (130, 576);
+    let (x, delta, weight) = (rng.normals(rows * cols, 1.0), rng.normals(rows * cols, 1.0), rng.normals(cols, 1.0));
+    let heads = HeadLayout { num_heads: 5, num_kv_heads: 2, head_dim: 64 };
+    let head_weight = rng.normals(64, 1.0);
+    let mut results = vec![
+        ("rms_norm".to_string(), to_bits(&norm_of(backend, cols, &x, &weight))),
+        ("add_rms_norm".into(), to_bits(&add_norm_of(backend, cols, &x, &delta, &weight))),
+        ("silu_mul".into(), to_bits(&silu_of(backend, cols / 2, &x))),
+        ("qk_norm".into(), to_bits(&qk_norm_of(backend, heads, &x, &head_weight, &head_weight))),
+    ];
+    for weight_type in [WeightType::F32, WeightType::Q8_0, WeightType::Q4_1, WeightType::Q4_0] {
+        for rows in [1, 2, 7, 130] {
+            let product = linear_of(backend, weight_type, cols, &x[..rows * cols]);
+            results.push((format!("linear, {weight_type:?}, {rows} rows"), to_bits(&product)));
+        }
+    }
+    for heads in layouts() {
+        let mut sequences = Sequences::new(&mut rng, heads, &[620, 300]);
+        for dtype in [KvDtype::F16, KvDtype::F32] {
+            sequences.dtype = dtype;
+            for scheme in SCHEMES {
+                let steps = [vec![(0, 0..500), (1, 0..299)], vec![(0, 500..600), (1, 299..300)], vec![(0, 600..620)]];
+                let bits = run_steps(backend, &sequences, scheme, &steps);
+                results.push((format!("attention, {scheme:?}, {dtype:?}, {heads:?}"), bits.concat()));
+            }
+        }
+    }
+    results
+}

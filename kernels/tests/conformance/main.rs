@@ -1,0 +1,89 @@
+//! One suite for every backend: the reference, and the CPU backend on each instruction set of this machine with one, two
+//! and three threads. Values are compared with float64 or with the reference, within stated tolerances; where the
+//! determinism contract speaks of bits, bits are compared.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test fails by panicking and says what it left out")]
+
+mod attention;
+mod bits;
+mod fixture;
+mod operations;
+
+use taper_kernels::cpu::isa::Isa;
+use taper_kernels::{Backend, Cpu, CpuConfig, Reference};
+
+/// What every backend must pass.
+fn suite<B: Backend>(backend: &B) {
+    operations::suite(backend);
+    attention::suite(backend);
+    bits::suite(backend);
+}
+
+/// The CPU backend, or a line that says why it is not tested here.
+fn cpu(isa: &str, threads: usize) -> Option<Cpu> {
+    match Cpu::new(CpuConfig { threads: Some(threads), isa: Some(isa.into()) }) {
+        Ok(cpu) => {
+            let info = cpu.info();
+            assert_eq!((info.name, info.isa, info.threads), ("cpu", isa, threads));
+            Some(cpu)
+        }
+        Err(error) => {
+            assert!(!Isa::available().iter().any(|available| available.name() == isa), "{isa} is here, but: {error}");
+            println!("NOT RUN: {isa} with {threads} threads: {error}");
+            None
+        }
+    }
+}
+
+macro_rules! instances {
+    ($($name:ident: $isa:literal, $threads:literal;)*) => {
+        $(#[test]
+        fn $name() {
+            if let Some(cpu) = cpu($isa, $threads) {
+                suite(&cpu);
+            }
+        })*
+
+        /// Instances of the table above.
+        const INSTANCES: &[(&str, usize)] = &[$(($isa, $threads)),*];
+    };
+}
+
+instances! {
+    cpu_portable_with_1_thread: "portable", 1;
+    cpu_portable_with_2_threads: "portable", 2;
+    cpu_portable_with_3_threads: "portable", 3;
+    cpu_avx2_with_1_thread: "avx2", 1;
+    cpu_avx2_with_2_threads: "avx2", 2;
+    cpu_avx2_with_3_threads: "avx2", 3;
+    cpu_avx512_with_1_thread: "avx512", 1;
+    cpu_avx512_with_2_threads: "avx512", 2;
+    cpu_avx512_with_3_threads: "avx512", 3;
+}
+
+#[test]
+fn reference() {
+    suite(&Reference::new());
+}
+
+#[test]
+fn every_instruction_set_of_this_machine_is_an_instance() {
+    for isa in Isa::available() {
+        for threads in [1, 2, 3] {
+            assert!(INSTANCES.contains(&(isa.name(), threads)), "{} is not tested", isa.name());
+        }
+    }
+}
+
+#[test]
+fn instruction_sets_and_threads_do_not_change_a_bit() {
+    let instances: Vec<Cpu> = INSTANCES.iter().filter_map(|&(isa, threads)| cpu(isa, threads)).collect();
+    assert!(instances.len() >= 3, "portable runs everywhere");
+    let expected = bits::of_every_operation(&instances[0]);
+    for cpu in &instances[1..] {
+        for ((name, actual), (_, expected)) in bits::of_every_operation(cpu).iter().zip(&expected) {
+            let info = cpu.info();
+            assert!(actual == expected, "{name} differs on {} with {} threads", info.isa, info.threads);
+        }
+    }
+}
