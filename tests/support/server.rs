@@ -51,7 +51,8 @@ impl Server {
         let mut first = String::new();
         stderr.read_line(&mut first).expect("stderr is text");
         let url = first.split_whitespace().find(|word| word.starts_with("http://"));
-        let url = url.unwrap_or_else(|| panic!("the first line names no address: {first}")).to_string();
+        let url = url.unwrap_or_else(|| panic!("the first line names no address: {first}"));
+        let url = url.trim_end_matches(',').to_string();
         let (sender, log) = channel();
         std::thread::spawn(move || {
             for line in stderr.lines().map_while(Result::ok) {
