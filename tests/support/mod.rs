@@ -1,6 +1,10 @@
 //! What the whole-system tests share: the default model, and the built binary.
 
-#![allow(dead_code, clippy::print_stderr, reason = "every test target uses its own part; what is left out is said on stderr")]
+#![allow(
+    dead_code,
+    clippy::print_stderr,
+    reason = "every test target uses its own part; what is left out is said on stderr"
+)]
 
 use std::path::PathBuf;
 use std::process::Command;
