@@ -36,19 +36,19 @@ unsafe fn store(task: &Task, panel: usize, row: usize, sums: __m512) {
 /// streams from memory, and enough independent sums to hide the latency of their chains. (With prefetching, two panels read
 /// 31-35 GB/s of 36 on a Zen 5 core, four 26-30 and eight 24-27; two panels of eight rows spill, at half the speed.)
 macro_rules! sweep {
-    ($task:ident, $kernel:ident, $type:ident, ($($one:literal),*)) => {{
+    ($task:ident, $kernel:ident, $type:ident, $one:tt, $few:tt, $many:tt) => {{
         match $task.rows {
-            1 => sweep!(@panels $task, $kernel, $type, 1, $($one),*),
-            2 => sweep!(@panels $task, $kernel, $type, 2, 4, 2, 1),
-            3 => sweep!(@panels $task, $kernel, $type, 3, 2, 1),
-            4 => sweep!(@panels $task, $kernel, $type, 4, 2, 1),
-            5 => sweep!(@panels $task, $kernel, $type, 5, 1),
-            6 => sweep!(@panels $task, $kernel, $type, 6, 1),
-            7 => sweep!(@panels $task, $kernel, $type, 7, 1),
-            _ => sweep!(@panels $task, $kernel, $type, 8, 1),
+            1 => sweep!(@panels $task, $kernel, $type, 1, $one),
+            2 => sweep!(@panels $task, $kernel, $type, 2, (4, 2, 1)),
+            3 => sweep!(@panels $task, $kernel, $type, 3, $few),
+            4 => sweep!(@panels $task, $kernel, $type, 4, $few),
+            5 => sweep!(@panels $task, $kernel, $type, 5, $many),
+            6 => sweep!(@panels $task, $kernel, $type, 6, $many),
+            7 => sweep!(@panels $task, $kernel, $type, 7, $many),
+            _ => sweep!(@panels $task, $kernel, $type, 8, $many),
         }
     }};
-    (@panels $task:ident, $kernel:ident, $type:ident, $rows:literal, $($panels:literal),*) => {{
+    (@panels $task:ident, $kernel:ident, $type:ident, $rows:literal, ($($panels:literal),*)) => {{
         let mut panel = 0;
         $(
             while $task.num_panels - panel >= $panels {
@@ -67,7 +67,7 @@ pub(super) use floats::{BF16, F16, F32, floats};
 pub(super) unsafe fn quantized<F: Quantized>(task: &Task) {
     debug_assert!((1..=8).contains(&task.rows));
     // SAFETY: the caller's obligation, passed on.
-    unsafe { sweep!(task, quantized_panels, F, (2, 1)) }
+    unsafe { sweep!(task, quantized_panels, F, (2, 1), (2, 1), (1)) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]

@@ -21,7 +21,7 @@
 //!
 //! # How
 //!
-//! Weights lie in panels of sixteen rows ([`mod@format`]). Threads divide the panels; with many rows they also divide the rows
+//! Weights lie in panels of sixteen rows (`format`). Threads divide the panels; with many rows they also divide the rows
 //! into bands whose activations stay in the second cache, and unpack each block once for a tile of rows.
 
 mod activations;
@@ -116,7 +116,9 @@ struct Plan {
 impl Plan {
     fn new(product: &Multiplication<'_>, threads: usize) -> Plan {
         let (rows, cols, tile) = (product.rows, product.matrix.cols(), product.kernels.tile_rows);
-        let band_rows = (BAND_BYTES / cols / tile * tile).clamp(tile, rows.next_multiple_of(tile));
+        let is_float = product.matrix.parts.iter().any(|part| Format::of(part.weight_type).is_none());
+        let row_bytes = if is_float { cols.saturating_mul(4) } else { cols };
+        let band_rows = (BAND_BYTES / row_bytes / tile * tile).clamp(tile, rows.next_multiple_of(tile));
         let num_bands = rows.div_ceil(band_rows);
         let parts = &product.matrix.parts;
         let num_panels: usize = parts.iter().map(Part::num_panels).sum();

@@ -1,9 +1,12 @@
 //! Products with float weights for AVX2: `acc = fma(w, x, acc)`, k ascending, weights `[k][16 rows]`.
 
-use super::{HALF, store};
+use super::{HALF, prefetch, store};
 use crate::cpu::gemm::format::PANEL_ROWS;
 use crate::cpu::gemm::kernels::Task;
 use std::arch::x86_64::*;
+
+/// How far ahead to prefetch, over all panels together.
+const AHEAD_BYTES: usize = 8192;
 
 /// # Safety
 /// See [`crate::cpu::gemm::kernels::Product`].
@@ -62,15 +65,24 @@ impl Element for BF16 {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn float_units<E: Element, const UNITS: usize, const ROWS: usize>(task: &Task, first_unit: usize) {
     // SAFETY: a float panel is `cols` runs of sixteen elements, `x` has ROWS rows of `cols`, and
-    // `first_unit + UNITS <= 2 * num_panels`.
+    // `first_unit + UNITS <= 2 * num_panels`. Prefetches may go anywhere.
     unsafe {
         let mut sums = [[_mm256_setzero_ps(); ROWS]; UNITS];
         for k in 0..task.cols {
+            let at = k * PANEL_ROWS * E::BYTES;
+            let panels = UNITS.div_ceil(2);
+            let mut ahead = at + AHEAD_BYTES / panels;
+            if ahead >= task.panel_bytes {
+                ahead += (panels - 1) * task.panel_bytes;
+            }
             let mut weights = [_mm256_setzero_ps(); UNITS];
             for (unit, weights) in weights.iter_mut().enumerate() {
                 let (panel, half) = ((first_unit + unit) / 2, (first_unit + unit) % 2);
-                let at = panel * task.panel_bytes + (k * PANEL_ROWS + half * HALF) * E::BYTES;
-                *weights = E::load(task.panels.add(at));
+                let panel = task.panels.add(panel * task.panel_bytes);
+                if half == 0 {
+                    prefetch(panel.wrapping_add(ahead), 1);
+                }
+                *weights = E::load(panel.add(at + half * HALF * E::BYTES));
             }
             for row in 0..ROWS {
                 let x = _mm256_set1_ps(*task.x.add(row * task.cols + k));

@@ -1,16 +1,19 @@
 //! Products with float weights for AVX-512: `acc = fma(w, x, acc)`, k ascending, weights `[k][16 rows]`.
 
-use super::store;
+use super::{prefetch, store};
 use crate::cpu::gemm::format::PANEL_ROWS;
 use crate::cpu::gemm::kernels::Task;
 use std::arch::x86_64::*;
+
+/// How far ahead to prefetch, over all panels together.
+const AHEAD_BYTES: usize = 8192;
 
 /// # Safety
 /// See [`crate::cpu::gemm::kernels::Product`].
 pub(crate) unsafe fn floats<E: Element>(task: &Task) {
     debug_assert!((1..=8).contains(&task.rows));
     // SAFETY: the caller's obligation, passed on.
-    unsafe { sweep!(task, float_panels, E, (8, 4, 2, 1)) }
+    unsafe { sweep!(task, float_panels, E, (4, 2, 1), (4, 2, 1), (2, 1)) }
 }
 
 /// A float type that weights are stored in.
@@ -62,14 +65,21 @@ impl Element for BF16 {
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn float_panels<E: Element, const PANELS: usize, const ROWS: usize>(task: &Task, first_panel: usize) {
     // SAFETY: a float panel is `cols` runs of sixteen elements, `x` has ROWS rows of `cols`, and
-    // `first_panel + PANELS <= num_panels`.
+    // `first_panel + PANELS <= num_panels`. Prefetches may go anywhere.
     unsafe {
         let panels = task.panels.add(first_panel * task.panel_bytes);
         let mut sums = [[_mm512_setzero_ps(); ROWS]; PANELS];
         for k in 0..task.cols {
+            let at = k * PANEL_ROWS * E::BYTES;
+            let mut ahead = at + AHEAD_BYTES / PANELS;
+            if ahead >= task.panel_bytes {
+                ahead += (PANELS - 1) * task.panel_bytes;
+            }
             let mut weights = [_mm512_setzero_ps(); PANELS];
             for (panel, weights) in weights.iter_mut().enumerate() {
-                *weights = E::load(panels.add(panel * task.panel_bytes + k * PANEL_ROWS * E::BYTES));
+                let panel = panels.add(panel * task.panel_bytes);
+                prefetch(panel.wrapping_add(ahead), 1);
+                *weights = E::load(panel.add(at));
             }
             for row in 0..ROWS {
                 let x = _mm512_set1_ps(*task.x.add(row * task.cols + k));
