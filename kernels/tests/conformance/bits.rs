@@ -72,6 +72,10 @@ fn chunked_prompts_equal_whole_ones<B: Backend>(backend: &B) {
             }
         }
     }
+    // Three splits, whose states are merged in one order whoever made them.
+    let sequences = Sequences::new(&mut rng, HeadLayout { num_heads: 2, num_kv_heads: 1, head_dim: 18 }, &[1100]);
+    let whole = run_steps(backend, &sequences, AttentionScheme::SplitKv, &chunks(1100, &[1100]));
+    assert!(run_steps(backend, &sequences, AttentionScheme::SplitKv, &chunks(1100, &[1000, 30, 1])) == whole);
     // From the first token on, one at a time.
     let sequences = Sequences::new(&mut rng, layouts()[0], &[140]);
     let whole = run_steps(backend, &sequences, AttentionScheme::SplitKv, &chunks(140, &[140]));
