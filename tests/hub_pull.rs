@@ -97,7 +97,7 @@ fn a_disk_without_room_is_named_with_the_way_out() {
     full.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, taper]);
     let mut output = at(&mut full, dir.path(), &mock).output();
     let mounted = |output: &std::io::Result<Output>| {
-        output.as_ref().is_ok_and(|output| String::from_utf8_lossy(&output.stderr).contains("error: "))
+        output.as_ref().is_ok_and(|output| String::from_utf8_lossy(&output.stderr).contains("taper: "))
     };
     if !mounted(&output) {
         let mut limited = Command::new("sh");

@@ -29,7 +29,7 @@ fn main() -> ExitCode {
         // Whoever read our output has seen enough: `taper run ... | head`.
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            output::status(&format!("error: {error:#}"));
+            output::failure(&error);
             ExitCode::FAILURE
         }
     }

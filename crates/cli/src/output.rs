@@ -22,6 +22,20 @@ pub(crate) fn status(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
+/// Says why the command failed. What the error quotes may come out of a file that nobody vouches for, so control
+/// characters are spelled out: they could steer the terminal.
+pub(crate) fn failure(error: &anyhow::Error) {
+    status(&format!("taper: {}", spelled_out(&format!("{error:#}"))));
+}
+
+fn spelled_out(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() && c != '\n' { line.extend(c.escape_default()) } else { line.push(c) }
+    }
+    line
+}
+
 /// Whether the reason of an error is that nobody reads our stdout any more.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let broken = |cause: &io::Error| cause.kind() == io::ErrorKind::BrokenPipe;
@@ -39,5 +53,15 @@ pub(crate) fn start_logging(cli: &Cli) {
     match &cli.command {
         Command::Serve(args) if args.log_format == LogFormat::Json => log.json().init(),
         _ => log.with_ansi(io::stderr().is_terminal()).init(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_cannot_steer_the_terminal() {
+        assert_eq!(spelled_out("tried:\n  a\u{1b}[2J, \u{9b}é\r"), "tried:\n  a\\u{1b}[2J, \\u{9b}é\\r");
     }
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use std::io::{BufRead, IsTerminal};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use taper_engine::SamplingParams;
 use taper_text::ChatMessage;
 
@@ -139,9 +139,9 @@ fn interactive(chat: &mut Chat, args: &ChatArgs) -> Result<()> {
     load::announce(&chat.loaded);
     output::status("/help shows the commands, Ctrl-C stops an answer, Ctrl-D leaves");
     let mut editor = DefaultEditor::new().context("cannot use the terminal")?;
-    let history = args.history.clone().or_else(default_history);
-    if let Some(path) = &history {
-        // The first time there is none.
+    let mut history = args.history.clone().or_else(default_history);
+    // The first time there is none; a device or a pipe might never end.
+    if let Some(path) = history.as_ref().filter(|path| path.is_file()) {
         editor.load_history(path).ok();
     }
     loop {
@@ -150,9 +150,8 @@ fn interactive(chat: &mut Chat, args: &ChatArgs) -> Result<()> {
                 if !line.trim().is_empty() {
                     editor.add_history_entry(line.as_str())?;
                 }
-                if let Some(path) = &history {
-                    save_history(&mut editor, path);
-                }
+                // One that cannot be kept is no reason to stop talking, and to be told of it once is enough.
+                history = history.filter(|path| save_history(&mut editor, path));
                 if !chat.act(&line)? {
                     return Ok(());
                 }
@@ -174,14 +173,16 @@ fn piped(chat: &mut Chat) -> Result<()> {
     Ok(())
 }
 
-/// A history that cannot be kept is no reason to stop talking.
-fn save_history(editor: &mut DefaultEditor, path: &PathBuf) {
+/// Writes the history; whether that worked.
+fn save_history(editor: &mut DefaultEditor, path: &Path) -> bool {
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent).ok();
     }
-    if let Err(error) = editor.save_history(path) {
-        tracing::warn!("the history cannot be kept in {}: {error}", path.display());
+    let saved = editor.save_history(path);
+    if let Err(error) = &saved {
+        output::status(&format!("[the history cannot be kept in {}: {error}]", path.display()));
     }
+    saved.is_ok()
 }
 
 fn default_history() -> Option<PathBuf> {
