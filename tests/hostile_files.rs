@@ -4,7 +4,7 @@
 //! Memory is bounded by the kernel and not by watching: the program runs under `ulimit -v` of the file's length plus
 //! 512 MiB, which counts every mapping, touched or not. An allocation beyond it aborts, and an abort fails the test.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test fails by panicking and reports on stderr")]
 
 mod support;
 
