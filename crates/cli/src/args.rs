@@ -4,7 +4,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use taper_bench::Case;
-use taper_engine::SamplingParams;
+use taper_engine::{InvalidParam, SamplingParams};
 use taper_kernels::AttentionScheme;
 
 /// A language-model server for one machine: low latency per token, the same answer every time.
@@ -107,7 +107,7 @@ pub(crate) struct ContextArgs {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SamplingArgs {
     /// 0 takes the most probable token always; larger is more varied.
-    #[arg(long, value_name = "T", default_value_t = 0.8)]
+    #[arg(long, value_name = "T", default_value_t = 0.8, allow_negative_numbers = true)]
     pub(crate) temperature: f32,
 
     /// Choose among the K most probable tokens only; 0 is all.
@@ -115,11 +115,11 @@ pub(crate) struct SamplingArgs {
     pub(crate) top_k: u32,
 
     /// Choose among the most probable tokens that together have this mass.
-    #[arg(long, value_name = "P", default_value_t = 0.95)]
+    #[arg(long, value_name = "P", default_value_t = 0.95, allow_negative_numbers = true)]
     pub(crate) top_p: f32,
 
     /// Leave out tokens less than this times as probable as the most probable one.
-    #[arg(long, value_name = "P", default_value_t = 0.05)]
+    #[arg(long, value_name = "P", default_value_t = 0.05, allow_negative_numbers = true)]
     pub(crate) min_p: f32,
 
     /// The same seed gives the same answer.
@@ -140,8 +140,9 @@ pub(crate) struct SamplingArgs {
 }
 
 impl SamplingArgs {
-    pub(crate) fn params(&self) -> SamplingParams {
-        SamplingParams {
+    /// What they ask for, if it has a meaning.
+    pub(crate) fn params(&self) -> Result<SamplingParams, InvalidParam> {
+        let params = SamplingParams {
             temperature: self.temperature,
             top_k: self.top_k,
             top_p: self.top_p,
@@ -151,7 +152,8 @@ impl SamplingArgs {
             stop: self.stop.clone(),
             n: 1,
             ignore_eos: self.ignore_eos,
-        }
+        };
+        params.validate().map(|()| params)
     }
 }
 

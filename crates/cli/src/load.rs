@@ -10,7 +10,7 @@ use taper_checkpoint::Checkpoint;
 use taper_engine::{Engine, EngineConfig, EngineHandle, ModelRunner, Runner};
 use taper_hub::{Hub, ModelName, Progress, ResolvedModel};
 use taper_kernels::{BLOCK_SIZE, Backend, Cpu, CpuConfig, Reference};
-use taper_models::{Llama, LoadOptions};
+use taper_models::{Llama, LoadOptions, ModelConfig};
 use taper_text::{ChatTemplate, Tokenizer};
 
 /// What is done with a loaded network, whatever computes it.
@@ -112,10 +112,13 @@ pub(crate) fn load_engine(
             format!("cannot use the chat template of {}; --chat-template names another", path.display())
         })?,
     };
+    // One sequence needs no more blocks than its context has, and that is no longer than the model was made for.
+    let made_for = ModelConfig::from_checkpoint(&checkpoint)
+        .with_context(|| format!("cannot load {}", path.display()))?
+        .usable_context_len();
     let options = LoadOptions {
         context_len: context.ctx,
-        // One sequence needs no more blocks than its context has.
-        num_blocks: context.ctx.filter(|_| config.max_batch == 1).map(|len| len.div_ceil(BLOCK_SIZE)),
+        num_blocks: context.ctx.filter(|_| config.max_batch == 1).map(|len| len.min(made_for).div_ceil(BLOCK_SIZE)),
         max_logit_rows: config.max_batch,
         max_rows: LoadOptions::default().max_rows.max(config.max_batch),
         attention: args.attention.scheme(),

@@ -34,6 +34,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Multiply-adds, or what takes as long, below which storing keys stays on one thread.
 const WORTH_SHARING: usize = 32 * 1024;
 
+/// More threads than the largest machine has; a number beyond it is a slip, and could not be started.
+const MOST_THREADS: usize = 1024;
+
 /// Settings of [`Cpu`].
 #[derive(Debug, Clone, Default)]
 pub struct CpuConfig {
@@ -72,6 +75,12 @@ impl Cpu {
         };
         let threads = match config.threads {
             Some(0) => return Err(Error::Unsupported("0 threads cannot work; give at least 1".into())),
+            Some(threads) if threads > MOST_THREADS => {
+                let reason = format!(
+                    "{threads} threads are too many; at most {MOST_THREADS} are started, and more than the cores do not help"
+                );
+                return Err(Error::Unsupported(reason));
+            }
             Some(threads) => threads,
             None => std::thread::available_parallelism().map_or(1, NonZero::get),
         };
@@ -290,6 +299,7 @@ mod tests {
             Cpu::new(CpuConfig { threads, isa: isa.map(String::from) }).unwrap_err().to_string()
         };
         assert!(refused(Some(0), None).contains("at least 1"));
+        assert!(refused(Some(usize::MAX), None).contains("at most 1024"));
         assert!(refused(None, Some("sse9")).contains("sse9"));
     }
 

@@ -20,15 +20,12 @@ const HELP: &str = "\
 Ctrl-C stops an answer. Everything else is a message.";
 
 pub(crate) fn run(args: &ChatArgs) -> Result<()> {
+    let sampling = args.sampling.params()?;
     let loaded = load::load_for_one(&args.model, &args.context)?;
     // A model that cannot chat should say so before the first message is typed.
     generate::chat_tokens(&loaded, &[ChatMessage::new("user", "hello")])?;
-    let mut chat = Chat {
-        generator: Generator::new()?,
-        sampling: args.sampling.params(),
-        conversation: Conversation::new(args.system.clone()),
-        loaded,
-    };
+    let mut chat =
+        Chat { generator: Generator::new()?, sampling, conversation: Conversation::new(args.system.clone()), loaded };
     if std::io::stdin().is_terminal() { interactive(&mut chat, args) } else { piped(&mut chat) }
 }
 

@@ -20,6 +20,7 @@ struct RunJson<'a> {
 }
 
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
+    let sampling = args.sampling.params()?;
     let prompt = match &args.prompt {
         Some(prompt) if has_piped_data() => [prompt, read_stdin()?.as_str()].join("\n"),
         Some(prompt) => prompt.clone(),
@@ -38,7 +39,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         generate::chat_tokens(&loaded, &messages)?
     };
     let mut show = |text: &str| if args.json { Ok(()) } else { Ok(output::print(text)?) };
-    let answer = Generator::new()?.generate(&loaded, tokens.clone(), args.sampling.params(), false, &mut show)?;
+    let answer = Generator::new()?.generate(&loaded, tokens.clone(), sampling, false, &mut show)?;
     if args.json {
         let json = RunJson {
             prompt_tokens: &tokens,

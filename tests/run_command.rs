@@ -1,0 +1,323 @@
+//! The commands that run once and end: what they print, where, and how they refuse. On tiny models made here.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use taper_testkit::tiny::TinyModel;
+use tempfile::TempDir;
+
+/// Positions of the tiny model.
+const CONTEXT: usize = 256;
+
+/// A folder with a tiny model, which is the home and the cache of the commands as well.
+struct Place {
+    folder: TempDir,
+    model: PathBuf,
+}
+
+impl Place {
+    fn new() -> Place {
+        Place::with_model(&TinyModel { context: CONTEXT, ..TinyModel::default() }.to_gguf())
+    }
+
+    fn with_model(bytes: &[u8]) -> Place {
+        let folder = tempfile::tempdir().unwrap();
+        let model = folder.path().join("tiny.gguf");
+        std::fs::write(&model, bytes).unwrap();
+        Place { folder, model }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = support::taper();
+        for (name, _) in std::env::vars_os().filter(|(name, _)| {
+            let name = name.to_string_lossy();
+            ["TAPER_", "HF_", "XDG_", "OLLAMA_"].iter().any(|prefix| name.starts_with(prefix))
+        }) {
+            command.env_remove(name);
+        }
+        command.args(arguments).current_dir(self.folder.path()).env("HOME", self.folder.path()).stdin(Stdio::null());
+        command
+    }
+
+    /// `taper run` on the tiny model, greedy.
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(&["run", "--temperature", "0", "--threads", "1", "--model", "tiny.gguf"])
+            .args(arguments)
+            .output()
+            .unwrap()
+    }
+
+    /// The same with something piped in.
+    fn run_piped(&self, arguments: &[&str], input: &[u8]) -> Output {
+        let mut command = self.command(&["run", "--temperature", "0", "--threads", "1", "--model", "tiny.gguf"]);
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(input).unwrap();
+        child.wait_with_output().unwrap()
+    }
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+/// The stdout of a command that succeeded.
+fn stdout(output: &Output) -> &str {
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// The one line of JSON that is all of stdout.
+fn json(output: &Output) -> Value {
+    let stdout = stdout(output);
+    assert_eq!(stdout.lines().count(), 1, "{stdout:?}");
+    assert!(stdout.ends_with('\n'));
+    serde_json::from_str(stdout).unwrap()
+}
+
+/// Why a command failed: the last line of stderr, the only one that begins with the program's name. stdout is empty.
+fn complaint(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+    let stderr = text(&output.stderr);
+    assert_eq!(stderr.lines().filter(|line| line.starts_with("taper: ")).count(), 1, "{stderr}");
+    stderr.lines().last().unwrap().strip_prefix("taper: ").unwrap_or_else(|| panic!("{stderr}")).to_string()
+}
+
+/// A command line that clap refuses: exit code 2, and the usage.
+fn misuse(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+    text(&output.stderr).to_string()
+}
+
+fn ids(value: &Value) -> Vec<u64> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect()
+}
+
+#[test]
+fn json_is_one_line_with_everything_in_it() {
+    let answer = json(&Place::new().run(&["-p", "ab", "--raw", "-n", "5", "--ignore-eos", "--json"]));
+    let keys: Vec<&String> = answer.as_object().unwrap().keys().collect();
+    assert_eq!(keys, ["prompt_tokens", "tokens", "text", "finish_reason", "timings"]);
+    // A tiny model's tokens are bytes first.
+    assert_eq!(ids(&answer["prompt_tokens"]), [97, 98]);
+    assert_eq!(ids(&answer["tokens"]).len(), 5);
+    assert_eq!(answer["finish_reason"], "length");
+    for name in ["queue_s", "prefill_s", "decode_s", "prompt_tokens_per_s", "tokens_per_s"] {
+        assert!(answer["timings"][name].as_f64().unwrap() >= 0.0, "{name}");
+    }
+}
+
+#[test]
+fn raw_continues_the_prompt_and_the_default_is_the_chat_template() {
+    let place = Place::new();
+    let raw = json(&place.run(&["-p", "ab", "--raw", "-n", "1", "--json"]));
+    let chat = json(&place.run(&["-p", "ab", "-n", "1", "--json"]));
+    let system = json(&place.run(&["-p", "ab", "--system", "x", "-n", "1", "--json"]));
+    let length = |answer: &Value| ids(&answer["prompt_tokens"]).len();
+    assert!(length(&raw) < length(&chat) && length(&chat) < length(&system));
+    let none = Place::with_model(&TinyModel::default().builder().without("tokenizer.chat_template").build());
+    let refused = complaint(&none.run(&["-p", "ab"]));
+    assert!(refused.contains("no chat template") && refused.contains("--chat-template"), "{refused}");
+    assert!(none.run(&["-p", "ab", "--raw"]).status.success());
+    assert!(none.run(&["-p", "ab", "--chat-template", "chatml"]).status.success());
+}
+
+#[test]
+fn the_answer_goes_to_stdout_and_the_rest_to_stderr() {
+    let place = Place::new();
+    let plain = place.run(&["-p", "ab", "--raw", "-n", "5", "--ignore-eos"]);
+    let answer = json(&place.run(&["-p", "ab", "--raw", "-n", "5", "--ignore-eos", "--json"]));
+    assert_eq!(stdout(&plain), format!("{}\n", answer["text"].as_str().unwrap()));
+    assert!(text(&plain.stderr).contains("5 tokens"), "{}", text(&plain.stderr));
+}
+
+#[test]
+fn a_prompt_is_given_piped_or_both() {
+    let place = Place::new();
+    let prompt = |output: Output| ids(&json(&output)["prompt_tokens"]);
+    let options = ["--raw", "-n", "1", "--json"];
+    assert_eq!(prompt(place.run_piped(&options, b"ab\n")), [97, 98], "a last line end is not part of it");
+    let both = [&options[..], &["-p", "ab"]].concat();
+    let expected = prompt(place.run(&[&options[..], &["-p", "ab\ncd"]].concat()));
+    assert_eq!(prompt(place.run_piped(&both, b"cd\n")), expected);
+    assert!(complaint(&place.run_piped(&options, b"\xff\xfe")).contains("not UTF-8"));
+    assert!(complaint(&place.run_piped(&options, b"\n\n")).contains("the prompt is empty"));
+}
+
+#[test]
+fn what_cannot_be_done_is_said_in_a_line() {
+    let place = Place::new();
+    let folder = place.folder.path().to_str().unwrap();
+    let cases: [(&[&str], &[&str]); 14] = [
+        (&["-p", "x", "--model", "missing.gguf"], &["no file", "missing.gguf"]),
+        (&["-p", "x", "--model", "smollm3"], &["unknown model", "smollm3", "taper list --aliases"]),
+        (&["-p", "x", "--model", ""], &["empty"]),
+        (&["-p", "x", "--model", "/dev/null"], &["/dev/null", "file"]),
+        (&[], &["prompt is empty", "-p"]),
+        (&["-p", ""], &["prompt is empty"]),
+        (&["-p", "x", "--temperature", "-1"], &["temperature", "at least 0", "-1"]),
+        (&["-p", "x", "--temperature", "nan"], &["temperature", "NaN"]),
+        (&["-p", "x", "--top-p", "1.5"], &["top_p", "between 0 and 1", "1.5"]),
+        (&["-p", "x", "--stop", ""], &["stop"]),
+        (&["-p", "x", "--chat-template", "nosuch"], &["nosuch", "chatml"]),
+        (&["-p", "x", "--threads", "9999"], &["9999 threads", "at most 1024"]),
+        (&["-p", "x", "--threads", "18446744073709551615"], &["at most 1024"]),
+        (&["-p", "x", "--raw", "--ctx", "1"], &["1 tokens", "context holds 1"]),
+    ];
+    for (arguments, words) in cases {
+        // The case's own options come last, where they win over those of every run.
+        let mut command = place.command(&["run"]);
+        if !arguments.contains(&"--model") {
+            command.args(["--model", "tiny.gguf"]);
+        }
+        let complaint = complaint(&command.args(arguments).output().unwrap());
+        for word in words {
+            assert!(complaint.contains(word), "{arguments:?}: {complaint}");
+        }
+    }
+    std::fs::remove_file(&place.model).unwrap();
+    let empty = complaint(&place.command(&["run", "-p", "x", "--model", folder]).output().unwrap());
+    assert!(empty.contains("no GGUF file"), "{empty}");
+}
+
+#[test]
+fn sampling_is_checked_before_anything_is_loaded() {
+    let output = Place::new().run(&["-p", "x", "--top-p", "2"]);
+    assert!(!text(&output.stderr).contains("loading"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn numbers_out_of_range_are_misuse() {
+    let place = Place::new();
+    for arguments in [["--ctx", "0"], ["--threads", "0"], ["-n", "0"], ["-n", "-1"], ["--temperature", "warm"]] {
+        let usage = misuse(&place.command(&["run", "-p", "x"]).args(arguments).output().unwrap());
+        assert!(usage.contains(arguments[1]), "{arguments:?}: {usage}");
+    }
+}
+
+#[test]
+fn a_prompt_longer_than_the_context_is_refused_with_both_lengths() {
+    let refused = complaint(&Place::new().run(&["-p", &"a".repeat(300), "--raw"]));
+    assert!(refused.contains("300 tokens") && refused.contains("holds 256"), "{refused}");
+}
+
+#[test]
+fn a_context_larger_than_the_model_is_cut_to_it_and_told() {
+    let place = Place::new();
+    for ctx in ["257", "100000", "999999999999", "18446744073709551615"] {
+        let output = place.run(&["-p", "x", "--raw", "--ignore-eos", "--json", "--ctx", ctx]);
+        assert_eq!(ids(&json(&output)["tokens"]).len(), CONTEXT - 1, "--ctx {ctx}");
+        assert!(text(&output.stderr).contains("limited to the 256 positions"), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn any_number_of_threads_gives_the_same_answer() {
+    let place = Place::new();
+    let tokens = |threads| {
+        let mut command = place.command(&["run", "--model", "tiny.gguf", "-p", "x", "--temperature", "0", "--json"]);
+        ids(&json(&command.args(["-n", "20", "--threads", threads]).output().unwrap())["tokens"])
+    };
+    let one = tokens("1");
+    for threads in ["2", "3", "64"] {
+        assert_eq!(tokens(threads), one, "{threads} threads");
+    }
+}
+
+#[test]
+fn a_reader_that_leaves_ends_the_program_quietly() {
+    let place = Place::new();
+    let mut command = place.command(&["run", "--model", "tiny.gguf", "-p", "x", "--raw", "--ignore-eos"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let mut stderr = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+    assert!(child.wait().unwrap().success(), "{stderr}");
+    assert!(!stderr.contains("taper: ") && !stderr.contains("panicked"), "{stderr}");
+}
+
+#[test]
+fn a_full_disk_behind_stdout_is_an_error() {
+    let place = Place::new();
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut command = place.command(&["run", "--model", "tiny.gguf", "-p", "x", "--json", "-n", "2"]);
+    let refused = complaint(&command.stdout(full).output().unwrap());
+    assert!(refused.contains("No space left"), "{refused}");
+}
+
+#[test]
+fn a_file_that_may_not_be_read_is_named() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    std::fs::set_permissions(&place.model, std::fs::Permissions::from_mode(0o000)).unwrap();
+    if std::fs::File::open(&place.model).is_ok() {
+        // The superuser may read everything.
+        return;
+    }
+    let refused = complaint(&place.run(&["-p", "x"]));
+    assert!(refused.contains("tiny.gguf") && refused.to_lowercase().contains("permission"), "{refused}");
+}
+
+#[test]
+fn pull_of_a_path_prints_it_last_and_list_is_an_array() {
+    let place = Place::new();
+    let path = place.model.to_str().unwrap();
+    assert_eq!(stdout(&place.command(&["pull", path]).output().unwrap()).lines().last(), Some(path));
+    assert!(complaint(&place.command(&["pull", "missing.gguf"]).output().unwrap()).contains("missing.gguf"));
+    assert_eq!(json(&place.command(&["list", "--json"]).output().unwrap()), Value::Array(Vec::new()));
+    let aliases = json(&place.command(&["list", "--aliases", "--json"]).output().unwrap());
+    assert!(aliases.as_array().unwrap().iter().any(|alias| alias["name"] == "smollm2:135m"), "{aliases}");
+}
+
+/// The perplexity of a file with this content in chunks of 16.
+fn perplexity(place: &Place, file: &Path, more: &[&str]) -> Output {
+    let mut command = place.command(&["perplexity", "--model", "tiny.gguf", "--ctx", "16", "--json"]);
+    command.arg(file).args(more).output().unwrap()
+}
+
+#[test]
+fn perplexity_scores_half_of_each_chunk() {
+    let place = Place::new();
+    let file = place.folder.path().join("text");
+    std::fs::write(&file, "qz".repeat(50)).unwrap();
+    let answer = json(&perplexity(&place, &file, &[]));
+    let num_tokens =
+        ids(&json(&place.run(&["-p", &"qz".repeat(50), "--raw", "-n", "1", "--json"]))["prompt_tokens"]).len();
+    assert_eq!(answer["chunks"], num_tokens / 16);
+    assert_eq!(answer["scored_tokens"], num_tokens / 16 * 7);
+    assert!(answer["perplexity"].as_f64().unwrap() > 1.0 && answer["stderr"].as_f64().unwrap() > 0.0, "{answer}");
+    assert_eq!(json(&perplexity(&place, &file, &["--chunks", "2"]))["scored_tokens"], 14);
+
+    std::fs::write(&file, "short").unwrap();
+    assert!(complaint(&perplexity(&place, &file, &[])).contains("at least 32"));
+    std::fs::write(&file, b"\xff").unwrap();
+    assert!(complaint(&perplexity(&place, &file, &[])).contains("not UTF-8"));
+    assert!(complaint(&perplexity(&place, Path::new("missing"), &[])).contains("cannot read missing"));
+}
+
+#[test]
+fn every_command_has_help_and_the_program_a_version() {
+    let place = Place::new();
+    let all = place.command(&["--help"]).output().unwrap();
+    for command in ["serve", "chat", "run", "bench", "perplexity", "pull", "list"] {
+        assert!(stdout(&all).contains(command));
+        let help = place.command(&[command, "--help"]).output().unwrap();
+        assert!(stdout(&help).contains(&format!("Usage: taper {command}")), "{}", stdout(&help));
+    }
+    assert!(stdout(&place.command(&["bench", "model", "--help"]).output().unwrap()).contains("--case"));
+    assert!(stdout(&place.command(&["--version"]).output().unwrap()).starts_with("taper "));
+    assert!(misuse(&place.command(&["sevre"]).output().unwrap()).contains("serve"), "a slip is told");
+}
+
+#[test]
+fn a_level_of_logging_that_is_none_is_told() {
+    let output = Place::new().command(&["list", "--log-level", "a=b=c"]).output().unwrap();
+    assert!(text(&output.stderr).contains("--log-level is not understood"), "{}", text(&output.stderr));
+}
