@@ -109,7 +109,7 @@ impl Backend for Cpu {
     type KvCache = KvCache;
 
     fn info(&self) -> BackendInfo {
-        BackendInfo { name: "cpu", isa: self.isa().name(), threads: self.pool().threads(), numerics_class: "int8x32" }
+        BackendInfo { name: "cpu", isa: self.isa().name(), threads: self.pool().threads(), numerics_class: "int15x32" }
     }
 
     fn buffer(&self, rows: usize, cols: usize) -> Result<Buffer, Error> {

@@ -130,8 +130,8 @@ fn check_quantized<B: Backend>(backend: &B, rng: &mut SplitMix, parts: &[(Weight
         |x: &mut dyn Iterator<Item = f32>, n: usize| (x.map(|x| x * x).sum::<f32>() / n as f32).sqrt();
     let size = root_mean_square(&mut expected.iter().copied(), expected.len());
     let difference = root_mean_square(&mut actual.iter().zip(&expected).map(|(a, e)| a - e), expected.len());
-    assert!(difference < 0.012 * size, "{parts:?}, {rows} rows: {difference} of {size}");
-    assert_close(&actual, &expected, 0.06 * size, 0.0);
+    assert!(difference < 1.2e-4 * size, "{parts:?}, {rows} rows: {difference} of {size}");
+    assert_close(&actual, &expected, 6e-4 * size, 0.0);
 }
 
 fn norms<B: Backend>(backend: &B) {

@@ -4,6 +4,7 @@
 //! Sums stay exact: `vpmaddubsw` adds pairs in int16, which values up to 63 cannot overflow (2 * 63 * 127 = 16002); as many
 //! groups are added up in int16 as their range allows. Bytes (Q8_0) move their sign to the activation: 2 * 128 * 127 = 32512.
 
+use super::activations::{DIGITS, LOW_BITS};
 use super::avx2;
 use super::format::{BLOCK, High, Low, PANEL_ROWS, Quantized, SUPERBLOCK, Scales};
 use super::kernels::{Kernels, Task, products};
@@ -97,7 +98,7 @@ unsafe fn quantized_units<F: Quantized, const UNITS: usize, const ROWS: usize>(t
                 let quants = start + index * format.quant_bytes();
                 let scales = head + format.head_bytes() + index * format.scale_bytes();
                 let at = (block + index) * ROWS;
-                let x = (task.quants.add(at * BLOCK), task.scales.add(at), task.terms.add(at * words));
+                let x = (task.digits.add(at * DIGITS), task.scales.add(at), task.terms.add(at * words));
                 let (next_quants, next_scales) = (ahead(quants), ahead(scales));
                 for (unit, sums) in sums.iter_mut().enumerate() {
                     let (panel, half) = ((first_unit + unit) / 2, (first_unit + unit) % 2);
@@ -110,8 +111,8 @@ unsafe fn quantized_units<F: Quantized, const UNITS: usize, const ROWS: usize>(t
                     let weights = unpack::<F>(base.add(quants + 32 * half));
                     let scaling = Scaling::load::<F>(base.add(head), base.add(scales), half);
                     for (row, sum) in sums.iter_mut().enumerate() {
-                        let (quants, terms) = (x.0.add(row * BLOCK).cast::<i32>(), x.2.add(row * words));
-                        let integer = scaling.integer::<F>(&weights, quants, terms);
+                        let (digits, terms) = (x.0.add(row * DIGITS).cast::<i32>(), x.2.add(row * words));
+                        let integer = scaling.integer::<F>(&weights, digits, terms);
                         *sum = scaling.add::<F>(integer, _mm256_set1_ps(*x.1.add(row)), terms, *sum);
                     }
                 }
@@ -194,6 +195,15 @@ const fn groups_in_int16(largest: i32) -> usize {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn dot<F: Quantized>(w: &[__m256i; 8], x: *const i32, from: usize, to: usize) -> __m256i {
+    // SAFETY: the eight groups of high digits are followed by those of low ones.
+    let (high, low) = unsafe { (dot_digits::<F>(w, x, from, to), dot_digits::<F>(w, x.add(8), from, to)) };
+    _mm256_add_epi32(_mm256_slli_epi32::<{ LOW_BITS as i32 }>(high), low)
+}
+
+/// As [`dot`], with one of the two digits.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn dot_digits<F: Quantized>(w: &[__m256i; 8], x: *const i32, from: usize, to: usize) -> __m256i {
     let ones = _mm256_set1_epi16(1);
     let at_once = groups_in_int16(F::FORMAT.largest());
     let mut total = _mm256_setzero_si256();
@@ -202,7 +212,7 @@ unsafe fn dot<F: Quantized>(w: &[__m256i; 8], x: *const i32, from: usize, to: us
         let mut pairs = _mm256_setzero_si256();
         let end = if group + at_once < to { group + at_once } else { to };
         while group < end {
-            // SAFETY: a block of a row has eight groups of four bytes.
+            // SAFETY: a digit of a block and row has eight groups of four bytes.
             let x = unsafe { _mm256_set1_epi32(x.add(group).read_unaligned()) };
             let product = if matches!(F::FORMAT.low, Low::Bytes) {
                 _mm256_maddubs_epi16(_mm256_abs_epi8(w[group]), _mm256_sign_epi8(x, w[group]))

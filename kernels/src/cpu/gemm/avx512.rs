@@ -1,6 +1,7 @@
 //! The kernels for AVX-512 with VNNI: one vector is four k of sixteen rows, `vpdpbusd` multiplies it with four activation
 //! bytes broadcast from memory. See [`super`] for the arithmetic and [`super::format`] for the layout.
 
+use super::activations::{DIGITS, LOW_BITS};
 use super::avx512;
 use super::format::{BLOCK, High, Low, PANEL_ROWS, Quantized, SUPERBLOCK, Scales};
 use super::kernels::{Kernels, Task, products};
@@ -94,7 +95,7 @@ unsafe fn quantized_panels<F: Quantized, const PANELS: usize, const ROWS: usize>
                 let quants = start + index * format.quant_bytes();
                 let scales = head + format.head_bytes() + index * format.scale_bytes();
                 let at = (block + index) * ROWS;
-                let x = (task.quants.add(at * BLOCK), task.scales.add(at), task.terms.add(at * words));
+                let x = (task.digits.add(at * DIGITS), task.scales.add(at), task.terms.add(at * words));
                 let (next_quants, next_scales) = (ahead(quants), ahead(scales));
                 for (panel, sums) in sums.iter_mut().enumerate() {
                     let base = panels.add(panel * task.panel_bytes);
@@ -103,8 +104,8 @@ unsafe fn quantized_panels<F: Quantized, const PANELS: usize, const ROWS: usize>
                     let weights = unpack::<F>(base.add(quants));
                     let scaling = Scaling::load::<F>(base.add(head), base.add(scales));
                     for (row, sum) in sums.iter_mut().enumerate() {
-                        let (quants, terms) = (x.0.add(row * BLOCK).cast::<i32>(), x.2.add(row * words));
-                        let integer = scaling.integer::<F>(&weights, quants, terms, ROWS == 1);
+                        let (digits, terms) = (x.0.add(row * DIGITS).cast::<i32>(), x.2.add(row * words));
+                        let integer = scaling.integer::<F>(&weights, digits, terms);
                         *sum = scaling.add::<F>(integer, _mm512_set1_ps(*x.1.add(row)), terms, *sum);
                     }
                 }
@@ -228,27 +229,26 @@ impl Scaling {
     /// The exact integer of one block and row.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-    unsafe fn integer<F: Quantized>(self, w: &[__m512i; 8], x: *const i32, terms: *const i32, two: bool) -> __m512i {
-        let format = F::FORMAT;
+    unsafe fn integer<F: Quantized>(self, w: &[__m512i; 8], x: *const i32, terms: *const i32) -> __m512i {
+        let (has_min, has_halves) = (F::FORMAT.has_min(), F::FORMAT.has_halves());
         let none = _mm512_setzero_si512();
-        // SAFETY: a block of a row has eight groups of four bytes, and the words that its type's terms have.
+        // SAFETY: a block of a row has eight groups of four high digits and then of low ones, and the words of its terms.
         unsafe {
-            let mut first = if format.has_min() { none } else { _mm512_set1_epi32(*terms) };
-            let halves = format.has_halves();
-            let mut second = if halves && !format.has_min() { _mm512_set1_epi32(*terms.add(1)) } else { none };
+            let zero = |half: usize| if has_min { none } else { _mm512_set1_epi32(*terms.add(half)) };
+            let (mut high, mut low) = ([none; 2], [zero(0), if has_halves { zero(1) } else { none }]);
             for (g, &w) in w.iter().enumerate() {
-                let x = _mm512_set1_epi32(x.add(g).read_unaligned());
-                if g >= 4 && (halves || two) {
-                    second = _mm512_dpbusd_epi32(second, w, x);
-                } else {
-                    first = _mm512_dpbusd_epi32(first, w, x);
-                }
+                let half = if has_halves { g / 4 } else { 0 };
+                let digits = |group: usize| _mm512_set1_epi32(x.add(group).read_unaligned());
+                high[half] = _mm512_dpbusd_epi32(high[half], w, digits(g));
+                low[half] = _mm512_dpbusd_epi32(low[half], w, digits(8 + g));
             }
-            if halves {
-                first = _mm512_mullo_epi32(first, self.halves[0]);
-                second = _mm512_mullo_epi32(second, self.halves[1]);
+            let whole = |half: usize| _mm512_add_epi32(_mm512_slli_epi32::<LOW_BITS>(high[half]), low[half]);
+            if has_halves {
+                let [first, second] = [0, 1].map(|half| _mm512_mullo_epi32(whole(half), self.halves[half]));
+                _mm512_add_epi32(first, second)
+            } else {
+                whole(0)
             }
-            if halves || two { _mm512_add_epi32(first, second) } else { first }
         }
     }
 

@@ -18,8 +18,8 @@ pub(crate) struct Task {
     pub(super) rows: usize,
     /// Float types: the first row, rows `cols` apart.
     pub(super) x: *const f32,
-    /// Quantized types: values of the tile, `[block][rows][32]`.
-    pub(super) quants: *const i8,
+    /// Quantized types: digits of the tile, `[block][rows][high 32 | low 32]`.
+    pub(super) digits: *const i8,
     /// Their scales, `[block][rows]`.
     pub(super) scales: *const f32,
     /// Their terms, `[block][rows][words]`.

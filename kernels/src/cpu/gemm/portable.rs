@@ -1,6 +1,6 @@
 //! The kernels in plain Rust: the order of sums that the others reproduce, and what machines without their instructions run.
 
-use super::activations::{RowTarget, block_scale};
+use super::activations::{DIGITS, LOW_BITS, RowTarget, block_scale};
 use super::format::{BLOCK, Format, High, Low, PANEL_ROWS, Quantized, Scales};
 use super::kernels::{Kernels, Task, products};
 use super::portable;
@@ -28,9 +28,13 @@ fn quantize_row(x: &[f32], mut target: RowTarget<'_>) {
         }
         let index = target.index(block);
         let mut sums = [0; 2];
-        for (i, (value, &x)) in target.values(index).iter_mut().zip(x).enumerate() {
-            *value = (x * factor).round_ties_even() as i8;
-            sums[i / 16] += i32::from(*value);
+        let (high, low) = target.digits(index).split_at_mut(BLOCK);
+        for (i, &x) in x.iter().enumerate() {
+            let value = (x * factor).round_ties_even() as i32;
+            let rounded = (value + (1 << (LOW_BITS - 1))) >> LOW_BITS;
+            high[i] = rounded as i8;
+            low[i] = (value - (rounded << LOW_BITS)) as i8;
+            sums[i / 16] += value;
         }
         target.scales[index] = scale;
         target.sums[index] = sums;
@@ -113,10 +117,10 @@ pub(super) unsafe fn quantized<F: Quantized>(task: &Task) {
     let (blocks, words) = (task.cols / BLOCK, format.terms().words());
     for index in 0..task.num_panels {
         // SAFETY: the task's panels are `panel_bytes` each; its activations are as long as the tile's blocks.
-        let (panel, quants, scales, terms) = unsafe {
+        let (panel, digits, scales, terms) = unsafe {
             (
                 std::slice::from_raw_parts(task.panels.add(index * task.panel_bytes), task.panel_bytes),
-                std::slice::from_raw_parts(task.quants.cast::<[i8; BLOCK]>(), blocks * task.rows),
+                std::slice::from_raw_parts(task.digits.cast::<[i8; DIGITS]>(), blocks * task.rows),
                 std::slice::from_raw_parts(task.scales, blocks * task.rows),
                 std::slice::from_raw_parts(task.terms, blocks * task.rows * words),
             )
@@ -128,7 +132,7 @@ pub(super) unsafe fn quantized<F: Quantized>(task: &Task) {
             let scaling = Scaling::read(format, &panel[place.head..], &panel[place.scales..]);
             for (row, sums) in sums[..task.rows].iter_mut().enumerate() {
                 let at = block * task.rows + row;
-                scaling.add(format, &weights, &quants[at], scales[at], &terms[at * words..][..words], sums);
+                scaling.add(format, &weights, &digits[at], scales[at], &terms[at * words..][..words], sums);
             }
         }
         // SAFETY: the caller's obligation.
@@ -204,13 +208,17 @@ impl Scaling {
     }
 
     /// Adds one block of one row to its sixteen sums: the formulas of the module's table.
-    fn add(&self, format: Format, w: &[[u8; 64]; 8], x: &[i8; BLOCK], da: f32, terms: &[i32], sums: &mut Lanes<f32>) {
+    fn add(&self, format: Format, w: &[[u8; 64]; 8], x: &[i8; DIGITS], da: f32, terms: &[i32], sums: &mut Lanes<f32>) {
         let zeros = if format.has_min() { [0; 2] } else { [terms[0], if format.has_halves() { terms[1] } else { 0 }] };
+        let (high, low) = x.split_at(BLOCK);
         for lane in 0..PANEL_ROWS {
             let mut dots = zeros;
-            for (group, (w, x)) in w.iter().zip(x.as_chunks::<4>().0).enumerate() {
-                let four = w[4 * lane..][..4].iter().zip(x);
-                dots[group / 4] += four.map(|(&w, &x)| i32::from(w) * i32::from(x)).sum::<i32>();
+            for (group, w) in w.iter().enumerate() {
+                let dot = |x: &[i8]| {
+                    let four = w[4 * lane..][..4].iter().zip(&x[4 * group..]);
+                    four.map(|(&w, &x)| i32::from(w) * i32::from(x)).sum::<i32>()
+                };
+                dots[group / 4] += (dot(high) << LOW_BITS) + dot(low);
             }
             let integer = dots[0] * self.halves[0][lane] + dots[1] * self.halves[1][lane];
             sums[lane] = (integer as f32).mul_add(self.factor[lane] * da, sums[lane]);

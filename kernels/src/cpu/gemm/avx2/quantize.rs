@@ -1,6 +1,6 @@
-//! Rounding of activations to int8 for AVX2; see [`crate::cpu::gemm`] for the rule.
+//! Rounding of activations to two digits for AVX2; see [`crate::cpu::gemm`] for the rule.
 
-use crate::cpu::gemm::activations::{RowTarget, block_scale};
+use crate::cpu::gemm::activations::{LOW_BITS, RowTarget, block_scale};
 use crate::cpu::gemm::format::BLOCK;
 use std::arch::x86_64::*;
 
@@ -26,12 +26,19 @@ pub(super) fn quantize_row(x: &[f32], mut target: RowTarget<'_>) {
         // The default rounding of a conversion is to nearest, ties to even.
         let integers = quarters.map(|x| _mm256_cvtps_epi32(_mm256_mul_ps(x, factor)));
         let index = target.index(block);
-        // Packing works within 128-bit lanes; the permutation puts the eight runs of four bytes in order.
+        // Fifteen bits fit into int16, where the digits are taken. Packing works within 128-bit lanes; the permutation puts
+        // the eight runs of four bytes in order.
         let words = [_mm256_packs_epi32(integers[0], integers[1]), _mm256_packs_epi32(integers[2], integers[3])];
+        let half_step = _mm256_set1_epi16(1 << (LOW_BITS - 1));
+        let high = words.map(|word| _mm256_srai_epi16::<{ LOW_BITS as i32 }>(_mm256_add_epi16(word, half_step)));
+        let low = [0, 1].map(|i| _mm256_sub_epi16(words[i], _mm256_slli_epi16::<{ LOW_BITS as i32 }>(high[i])));
         let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-        let bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words[0], words[1]), order);
-        // SAFETY: 32 bytes.
-        unsafe { _mm256_storeu_si256(target.values(index).as_mut_ptr().cast(), bytes) };
+        let place = target.digits(index).as_mut_ptr();
+        for (at, digits) in [(0, high), (BLOCK, low)] {
+            let bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(digits[0], digits[1]), order);
+            // SAFETY: 32 bytes of 64.
+            unsafe { _mm256_storeu_si256(place.add(at).cast(), bytes) };
+        }
         let sum = |a: __m256i, b: __m256i| {
             let sum = _mm256_add_epi32(a, b);
             let sum = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256::<1>(sum));

@@ -1,6 +1,6 @@
-//! Rounding of activations to int8 for AVX-512; see [`crate::cpu::gemm`] for the rule.
+//! Rounding of activations to two digits for AVX-512; see [`crate::cpu::gemm`] for the rule.
 
-use crate::cpu::gemm::activations::{RowTarget, block_scale};
+use crate::cpu::gemm::activations::{LOW_BITS, RowTarget, block_scale};
 use crate::cpu::gemm::format::BLOCK;
 use std::arch::x86_64::*;
 
@@ -23,11 +23,16 @@ pub(super) fn quantize_row(x: &[f32], mut target: RowTarget<'_>) {
         let first = _mm512_cvtps_epi32(_mm512_mul_ps(first, factor));
         let second = _mm512_cvtps_epi32(_mm512_mul_ps(second, factor));
         let index = target.index(block);
-        let values = target.values(index);
-        // SAFETY: two stores of sixteen bytes into 32.
-        unsafe {
-            _mm_storeu_si128(values.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(first));
-            _mm_storeu_si128(values.as_mut_ptr().add(16).cast(), _mm512_cvtepi32_epi8(second));
+        let digits = target.digits(index);
+        for (half, values) in [first, second].into_iter().enumerate() {
+            let high = _mm512_srai_epi32::<LOW_BITS>(_mm512_add_epi32(values, _mm512_set1_epi32(1 << (LOW_BITS - 1))));
+            let low = _mm512_sub_epi32(values, _mm512_slli_epi32::<LOW_BITS>(high));
+            // SAFETY: sixteen bytes of each half of the 32 high and of the 32 low digits.
+            unsafe {
+                let place = digits.as_mut_ptr().add(16 * half);
+                _mm_storeu_si128(place.cast(), _mm512_cvtepi32_epi8(high));
+                _mm_storeu_si128(place.add(BLOCK).cast(), _mm512_cvtepi32_epi8(low));
+            }
         }
         target.scales[index] = scale;
         target.sums[index] = [_mm512_reduce_add_epi32(first), _mm512_reduce_add_epi32(second)];
