@@ -32,7 +32,7 @@ fn main() {
     }
     cases.push((WeightType::Q8_0, 49152, 576, &[1, 2, 4, 8, 64]));
     for weight_type in WeightType::ALL {
-        cases.push((weight_type, 2048, 2048, &[1, 4, 8, 512]));
+        cases.push((weight_type, 2048, 2048, &[1, 2, 3, 4, 8, 512]));
     }
     for (weight_type, n, k, rows) in cases {
         if only.is_none_or(|only| *only == format!("{weight_type:?}")) {

@@ -68,7 +68,7 @@ pub(super) use floats::{BF16, F16, F32, floats};
 pub(super) unsafe fn quantized<F: Quantized>(task: &Task) {
     debug_assert!((1..=8).contains(&task.rows));
     // SAFETY: the caller's obligation, passed on.
-    unsafe { sweep!(task, quantized_panels, F, (2, 1), (2, 1), (1)) }
+    unsafe { sweep!(task, quantized_panels, F, (2, 1), (1), (1)) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
