@@ -56,9 +56,8 @@ const LLAMACPP_F16: Bound = Bound { mean: 0.003, max: 0.02 };
 const LLAMACPP_QUANTIZED: Bound = Bound { mean: 0.06, max: 0.35 };
 /// The reference computes in float32 with weights as they are.
 const REFERENCE: Bound = Bound { mean: 0.0002, max: 0.001 };
-/// `Cpu` stores keys and values in float16, and rounds activations to 8 bits where weights are quantized.
-const CPU_F16: Bound = Bound { mean: 0.003, max: 0.02 };
-const CPU_QUANTIZED: Bound = Bound { mean: 0.06, max: 0.35 };
+/// `Cpu` stores keys and values in float16, and rounds activations to 15 bits where weights are quantized.
+const CPU: Bound = Bound { mean: 0.003, max: 0.02 };
 
 fn check(name: &str, quantized: bool) {
     let [oracle, llamacpp] = distances(Reference::new(), name);
@@ -66,7 +65,7 @@ fn check(name: &str, quantized: bool) {
     assert_within("reference and llama.cpp", llamacpp, if quantized { LLAMACPP_QUANTIZED } else { LLAMACPP_F16 });
     let [oracle, _] = distances(cpu(2), name);
     println!("{name}: cpu and oracle {oracle:?}");
-    assert_within("cpu and oracle", oracle, if quantized { CPU_QUANTIZED } else { CPU_F16 });
+    assert_within("cpu and oracle", oracle, CPU);
 }
 
 #[test]

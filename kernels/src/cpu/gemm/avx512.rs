@@ -7,6 +7,7 @@ use super::format::{BLOCK, High, Low, PANEL_ROWS, Quantized, SUPERBLOCK, Scales}
 use super::kernels::{Kernels, Task, products};
 use std::arch::x86_64::*;
 
+mod floats;
 mod quantize;
 use quantize::quantize_row;
 
@@ -33,59 +34,41 @@ unsafe fn store(task: &Task, panel: usize, row: usize, sums: __m512) {
     }
 }
 
-/// Runs a kernel over all panels of a task, the largest number at a time first. Few rows walk several panels together: more
-/// streams from memory, and enough independent sums to hide the latency of their chains. (With prefetching, two panels read
-/// 31-35 GB/s of 36 on a Zen 5 core, four 26-30 and eight 24-27; two panels of eight rows spill, at half the speed.)
-macro_rules! sweep {
-    ($task:ident, $kernel:ident, $type:ident, $one:tt, $few:tt, $many:tt) => {{
-        match $task.rows {
-            1 => sweep!(@panels $task, $kernel, $type, 1, $one),
-            2 => sweep!(@panels $task, $kernel, $type, 2, (4, 2, 1)),
-            3 => sweep!(@panels $task, $kernel, $type, 3, $few),
-            4 => sweep!(@panels $task, $kernel, $type, 4, $few),
-            5 => sweep!(@panels $task, $kernel, $type, 5, $many),
-            6 => sweep!(@panels $task, $kernel, $type, 6, $many),
-            7 => sweep!(@panels $task, $kernel, $type, 7, $many),
-            _ => sweep!(@panels $task, $kernel, $type, 8, $many),
-        }
-    }};
-    (@panels $task:ident, $kernel:ident, $type:ident, $rows:literal, ($($panels:literal),*)) => {{
-        let mut panel = 0;
-        $(
-            while $task.num_panels - panel >= $panels {
-                $kernel::<$type, $panels, $rows>($task, panel);
-                panel += $panels;
-            }
-        )*
-    }};
-}
+/// Bytes by which weights are asked for before they are used. On a Zen 5 core one panel after the other with this distance
+/// reads as fast as plain loads do; half or twice the distance loses a tenth, several panels side by side a tenth to a fifth.
+const PREFETCH_BYTES: usize = 6 * 1024;
 
-mod floats; // after the macro, which it uses
 pub(super) use floats::{BF16, F16, F32, floats};
 
 /// # Safety
 /// See [`super::kernels::Product`].
 pub(super) unsafe fn quantized<F: Quantized>(task: &Task) {
     debug_assert!((1..=8).contains(&task.rows));
-    // SAFETY: the caller's obligation, passed on.
-    unsafe { sweep!(task, quantized_panels, F, (2, 1), (1), (1)) }
+    let kernel = match task.rows {
+        1 => quantized_panel::<F, 1>,
+        2 => quantized_panel::<F, 2>,
+        3 => quantized_panel::<F, 3>,
+        4 => quantized_panel::<F, 4>,
+        5 => quantized_panel::<F, 5>,
+        6 => quantized_panel::<F, 6>,
+        7 => quantized_panel::<F, 7>,
+        _ => quantized_panel::<F, 8>,
+    };
+    for panel in 0..task.num_panels {
+        // SAFETY: the caller's obligation, passed on.
+        unsafe { kernel(task, panel) };
+    }
 }
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn quantized_panels<F: Quantized, const PANELS: usize, const ROWS: usize>(task: &Task, first_panel: usize) {
+unsafe fn quantized_panel<F: Quantized, const ROWS: usize>(task: &Task, panel: usize) {
     let format = F::FORMAT;
     let (blocks, words) = (task.cols / BLOCK, format.terms().words());
     // SAFETY: `place` keeps every load inside its panel (tested), the task's activations have `blocks * ROWS` entries, and
-    // `first_panel + PANELS <= num_panels`. Prefetches may go anywhere.
+    // `panel < num_panels`. Prefetches may go anywhere.
     unsafe {
-        let panels = task.panels.add(first_panel * task.panel_bytes);
-        // Ahead in the same panel or, past its end, as far into the panel of the next group; the fewer panels, the further.
-        let distance = format.superblock_bytes(SUPERBLOCK) * if PANELS < 4 { 5 - PANELS } else { 2 } / 2;
-        let ahead = |at: usize| {
-            let at = at + distance;
-            if at < task.panel_bytes { at } else { at + (PANELS - 1) * task.panel_bytes }
-        };
-        let mut sums = [[_mm512_setzero_ps(); ROWS]; PANELS];
+        let base = task.panels.add(panel * task.panel_bytes);
+        let mut sums = [_mm512_setzero_ps(); ROWS];
         let mut start = 0;
         let mut block = 0;
         while block < blocks {
@@ -94,39 +77,33 @@ unsafe fn quantized_panels<F: Quantized, const PANELS: usize, const ROWS: usize>
             for index in 0..in_superblock {
                 let quants = start + index * format.quant_bytes();
                 let scales = head + format.head_bytes() + index * format.scale_bytes();
+                prefetch(base.wrapping_add(quants), format.quant_bytes());
+                prefetch(base.wrapping_add(scales), format.scale_bytes());
+                let weights = unpack::<F>(base.add(quants));
+                let scaling = Scaling::load::<F>(base.add(head), base.add(scales));
                 let at = (block + index) * ROWS;
                 let x = (task.digits.add(at * DIGITS), task.scales.add(at), task.terms.add(at * words));
-                let (next_quants, next_scales) = (ahead(quants), ahead(scales));
-                for (panel, sums) in sums.iter_mut().enumerate() {
-                    let base = panels.add(panel * task.panel_bytes);
-                    prefetch(base.wrapping_add(next_quants), format.quant_bytes());
-                    prefetch(base.wrapping_add(next_scales), format.scale_bytes());
-                    let weights = unpack::<F>(base.add(quants));
-                    let scaling = Scaling::load::<F>(base.add(head), base.add(scales));
-                    for (row, sum) in sums.iter_mut().enumerate() {
-                        let (digits, terms) = (x.0.add(row * DIGITS).cast::<i32>(), x.2.add(row * words));
-                        let integer = scaling.integer::<F>(&weights, digits, terms);
-                        *sum = scaling.add::<F>(integer, _mm512_set1_ps(*x.1.add(row)), terms, *sum);
-                    }
+                for (row, sum) in sums.iter_mut().enumerate() {
+                    let (digits, terms) = (x.0.add(row * DIGITS).cast::<i32>(), x.2.add(row * words));
+                    let integer = scaling.integer::<F>(&weights, digits, terms);
+                    *sum = scaling.add::<F>(integer, _mm512_set1_ps(*x.1.add(row)), terms, *sum);
                 }
             }
             start += format.superblock_bytes(in_superblock);
             block += in_superblock;
         }
-        for (panel, sums) in sums.iter().enumerate() {
-            for (row, &sums) in sums.iter().enumerate() {
-                store(task, first_panel + panel, row, sums);
-            }
+        for (row, &sums) in sums.iter().enumerate() {
+            store(task, panel, row, sums);
         }
     }
 }
 
-/// Asks for the cache lines that hold `bytes` bytes from `at`.
+/// Asks for the cache lines that come [`PREFETCH_BYTES`] after the `bytes` bytes from `at`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 fn prefetch(at: *const u8, bytes: usize) {
     for line in 0..bytes.div_ceil(64) {
-        _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(64 * line).cast());
+        _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES + 64 * line).cast());
     }
 }
 

@@ -1,6 +1,6 @@
 //! Products with float weights for AVX-512: `acc = fma(w, x, acc)`, k ascending, weights `[k][16 rows]`.
 
-use super::{prefetch, store};
+use super::store;
 use crate::cpu::gemm::format::PANEL_ROWS;
 use crate::cpu::gemm::kernels::Task;
 use std::arch::x86_64::*;
@@ -8,12 +8,38 @@ use std::arch::x86_64::*;
 /// How far ahead to prefetch, over all panels together.
 const AHEAD_BYTES: usize = 8192;
 
+/// Runs the kernel over all panels of a task, the largest number at a time first: a panel has one chain of additions per
+/// row, and several chains hide their latency.
+macro_rules! sweep {
+    ($task:ident, $type:ident, $few:tt, $many:tt) => {
+        match $task.rows {
+            1 => sweep!(@panels $task, $type, 1, $few),
+            2 => sweep!(@panels $task, $type, 2, $few),
+            3 => sweep!(@panels $task, $type, 3, $few),
+            4 => sweep!(@panels $task, $type, 4, $few),
+            5 => sweep!(@panels $task, $type, 5, $many),
+            6 => sweep!(@panels $task, $type, 6, $many),
+            7 => sweep!(@panels $task, $type, 7, $many),
+            _ => sweep!(@panels $task, $type, 8, $many),
+        }
+    };
+    (@panels $task:ident, $type:ident, $rows:literal, ($($panels:literal),*)) => {{
+        let mut panel = 0;
+        $(
+            while $task.num_panels - panel >= $panels {
+                float_panels::<$type, $panels, $rows>($task, panel);
+                panel += $panels;
+            }
+        )*
+    }};
+}
+
 /// # Safety
 /// See [`crate::cpu::gemm::kernels::Product`].
 pub(crate) unsafe fn floats<E: Element>(task: &Task) {
     debug_assert!((1..=8).contains(&task.rows));
     // SAFETY: the caller's obligation, passed on.
-    unsafe { sweep!(task, float_panels, E, (4, 2, 1), (4, 2, 1), (2, 1)) }
+    unsafe { sweep!(task, E, (4, 2, 1), (2, 1)) }
 }
 
 /// A float type that weights are stored in.
@@ -78,7 +104,7 @@ unsafe fn float_panels<E: Element, const PANELS: usize, const ROWS: usize>(task:
             let mut weights = [_mm512_setzero_ps(); PANELS];
             for (panel, weights) in weights.iter_mut().enumerate() {
                 let panel = panels.add(panel * task.panel_bytes);
-                prefetch(panel.wrapping_add(ahead), 1);
+                _mm_prefetch::<_MM_HINT_T0>(panel.wrapping_add(ahead).cast());
                 *weights = E::load(panel.add(at));
             }
             for row in 0..ROWS {
