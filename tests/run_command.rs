@@ -62,6 +62,19 @@ impl Place {
     }
 }
 
+/// A pipe that says nothing and is never closed, as a service may hand it down.
+#[test]
+fn a_prompt_is_answered_although_stdin_stays_open() {
+    let place = Place::new();
+    let mut command = place.command(&["run", "--model", "tiny.gguf", "-p", "ab", "--raw", "-n", "2", "--json"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let held_open = child.stdin.take();
+    let answer = child.wait_with_output().unwrap();
+    assert_eq!(json(&answer)["prompt_tokens"], serde_json::json!([97, 98]));
+    assert!(text(&answer.stderr).contains("--stdin"), "{}", text(&answer.stderr));
+    drop(held_open);
+}
+
 fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }

@@ -35,7 +35,7 @@ async fn an_answer_has_every_field_that_strict_clients_need() {
     assert_eq!(body["object"], "chat.completion");
     assert_eq!(body["model"], MODEL);
     assert!(body["created"].as_u64().unwrap() > 1_700_000_000);
-    assert!(body["system_fingerprint"].is_string());
+    assert_eq!(body["system_fingerprint"], FINGERPRINT);
     let message = json!({ "role": "assistant", "content": REPLY, "refusal": null });
     let choice = json!({ "index": 0, "message": message, "logprobs": null, "finish_reason": "stop" });
     assert_eq!(body["choices"], json!([choice]));
@@ -243,6 +243,7 @@ async fn a_model_without_a_template_refuses_to_chat() {
         engine,
         context_len: 64,
         created_unix: 0,
+        fingerprint: FINGERPRINT.to_owned(),
     });
     let answer = chat(&state, json!({})).await;
     assert_eq!(answer.status, 400);
@@ -263,6 +264,7 @@ async fn an_exception_of_the_template_is_the_clients_400() {
         engine,
         context_len: 64,
         created_unix: 0,
+        fingerprint: FINGERPRINT.to_owned(),
     });
     let answer = chat(&state, json!({})).await;
     assert_eq!(answer.status, 400);
