@@ -15,7 +15,7 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 
     /// How much to log: error, warn, info, debug, trace, or directives such as `taper_engine=debug`.
-    #[arg(long, global = true, value_name = "LEVEL", env = "TAPER_LOG")]
+    #[arg(long, global = true, value_name = "LEVEL", env = "TAPER_LOG", display_order = 900)]
     pub(crate) log_level: Option<String>,
 }
 
@@ -270,7 +270,7 @@ pub(crate) enum BenchCommand {
 /// `taper bench model`
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Cases, as llama-bench names them: ppN a prompt of N tokens; tgN and tgN@DEPTH N tokens generated one by one with\nDEPTH before them; bN N sequences of 32 prompt tokens that generate 48 each, aggregate decode rate.\nA sample takes at least two seconds; the model is warmed up before."
+    after_help = "Cases, as llama-bench names them: ppN a prompt of N tokens; tgN and tgN@DEPTH N tokens generated one by one with DEPTH before them; bN N sequences of 32 prompt tokens that generate 48 each, aggregate decode rate.\nA sample takes at least two seconds; the model is warmed up before."
 )]
 pub(crate) struct BenchModelArgs {
     #[command(flatten)]
@@ -299,7 +299,7 @@ pub(crate) struct NamedCase {
 /// `taper perplexity`
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The text is cut into chunks of --ctx tokens that know nothing of each other; the second half of each is scored.\nThe figures compare with llama-perplexity's."
+    after_help = "The text is cut into chunks of --ctx tokens that know nothing of each other; the second half of each is scored. The figures compare with llama-perplexity's."
 )]
 pub(crate) struct PerplexityArgs {
     /// The text.

@@ -39,7 +39,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         let messages: Vec<ChatMessage> = system.chain([ChatMessage::new("user", prompt)]).collect();
         generate::chat_tokens(&loaded, &messages)?
     };
-    let mut show = |text: &str| if args.json { Ok(()) } else { Ok(output::print(text)?) };
+    let mut show = |text: &str| if args.json { Ok(()) } else { output::print(text) };
     let answer = Generator::new()?.generate(&loaded, tokens.clone(), sampling, false, &mut show)?;
     if args.json {
         let json = RunJson {

@@ -149,3 +149,33 @@ impl Signals {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use taper_engine::stub::{StubRunner, stub_limits};
+    use taper_engine::{Engine, Request};
+    use taper_testkit::tiny::TinyModel;
+
+    #[test]
+    fn a_crash_of_the_engine_ends_the_wait_with_an_error() {
+        let file = tempfile::NamedTempFile::new().expect("there is room");
+        std::fs::write(file.path(), TinyModel::default().to_gguf()).expect("there is room");
+        let checkpoint = load::open(file.path()).expect("it is sound");
+        let tokenizer = load::tokenizer(&checkpoint).expect("it is sound");
+        let runner = StubRunner::new(stub_limits(tokenizer.vocab_size()), |_| 0).dying_at(0);
+        let engine = Engine::start(Box::new(runner), Arc::clone(&tokenizer), EngineConfig::default());
+        let _events = engine.submit(Request { prompt_tokens: vec![1], ..Request::default() }).expect("it is taken");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("it starts");
+        let error = runtime.block_on(async { until_stopped(&mut Signals::new().expect("it listens"), &engine).await });
+        assert!(error.is_err_and(|error| error.to_string().contains("crashed")));
+    }
+
+    #[test]
+    fn the_fingerprint_names_build_and_arithmetic() {
+        let fingerprint = fingerprint("a-class");
+        assert!(fingerprint.starts_with(concat!("taper-", env!("CARGO_PKG_VERSION"))), "{fingerprint}");
+        assert!(fingerprint.ends_with("-a-class") && !fingerprint.contains("unknown"), "{fingerprint}");
+    }
+}
