@@ -152,6 +152,16 @@ fn the_answer_goes_to_stdout_and_the_rest_to_stderr() {
 }
 
 #[test]
+fn an_answer_that_cannot_be_written_is_a_failure_that_says_so() {
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let place = Place::new();
+    let mut command = place.command(&["run", "--model", "tiny.gguf", "-p", "ab", "--raw", "-n", "2"]);
+    let refused = command.stdout(full).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("cannot write to stdout"), "{}", text(&refused.stderr));
+}
+
+#[test]
 fn a_prompt_is_given_piped_or_both() {
     let place = Place::new();
     let prompt = |output: Output| ids(&json(&output)["prompt_tokens"]);
@@ -160,6 +170,7 @@ fn a_prompt_is_given_piped_or_both() {
     let both = [&options[..], &["-p", "ab"]].concat();
     let expected = prompt(place.run(&[&options[..], &["-p", "ab\ncd"]].concat()));
     assert_eq!(prompt(place.run_piped(&both, b"cd\n")), expected);
+    assert_eq!(prompt(place.run_piped(&[&both[..], &["--stdin"]].concat(), b"cd\n")), expected);
     assert!(complaint(&place.run_piped(&options, b"\xff\xfe")).contains("not UTF-8"));
     assert!(complaint(&place.run_piped(&options, b"\n\n")).contains("the prompt is empty"));
 }
