@@ -62,6 +62,19 @@ impl Place {
     }
 }
 
+/// A pipe that says nothing and is never closed, as a service may hand it down.
+#[test]
+fn a_prompt_is_answered_although_stdin_stays_open() {
+    let place = Place::new();
+    let mut command = place.command(&["run", "--model", "tiny.gguf", "-p", "ab", "--raw", "-n", "2", "--json"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let held_open = child.stdin.take();
+    let answer = child.wait_with_output().unwrap();
+    assert_eq!(json(&answer)["prompt_tokens"], serde_json::json!([97, 98]));
+    assert!(text(&answer.stderr).contains("--stdin"), "{}", text(&answer.stderr));
+    drop(held_open);
+}
+
 fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
@@ -139,6 +152,16 @@ fn the_answer_goes_to_stdout_and_the_rest_to_stderr() {
 }
 
 #[test]
+fn an_answer_that_cannot_be_written_is_a_failure_that_says_so() {
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let place = Place::new();
+    let mut command = place.command(&["run", "--model", "tiny.gguf", "-p", "ab", "--raw", "-n", "2"]);
+    let refused = command.stdout(full).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("cannot write to stdout"), "{}", text(&refused.stderr));
+}
+
+#[test]
 fn a_prompt_is_given_piped_or_both() {
     let place = Place::new();
     let prompt = |output: Output| ids(&json(&output)["prompt_tokens"]);
@@ -147,6 +170,7 @@ fn a_prompt_is_given_piped_or_both() {
     let both = [&options[..], &["-p", "ab"]].concat();
     let expected = prompt(place.run(&[&options[..], &["-p", "ab\ncd"]].concat()));
     assert_eq!(prompt(place.run_piped(&both, b"cd\n")), expected);
+    assert_eq!(prompt(place.run_piped(&[&both[..], &["--stdin"]].concat(), b"cd\n")), expected);
     assert!(complaint(&place.run_piped(&options, b"\xff\xfe")).contains("not UTF-8"));
     assert!(complaint(&place.run_piped(&options, b"\n\n")).contains("the prompt is empty"));
 }

@@ -1,4 +1,4 @@
-//! Puts the commit that is built into the binary, for benchmark rows.
+//! Puts the commit that is built into the binary, for benchmark rows and the fingerprint of answers.
 
 use std::process::Command;
 

@@ -12,6 +12,7 @@ use crate::errors::ApiError;
 use crate::generation::{Generation, Output, Totals};
 use crate::parameters::Parameters;
 use crate::sse;
+use crate::state::ServedModel;
 
 /// How one endpoint writes choices.
 pub(crate) trait Shape: Send + Unpin + 'static {
@@ -36,15 +37,17 @@ pub(crate) trait Shape: Send + Unpin + 'static {
 pub(crate) struct Envelope {
     id: String,
     model: String,
+    fingerprint: String,
     created: u64,
 }
 
 impl Envelope {
-    fn new<S: Shape>(model: &str) -> Self {
+    fn new<S: Shape>(model: &ServedModel) -> Self {
         let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Self {
             id: format!("{}{}", S::ID_PREFIX, uuid::Uuid::new_v4().simple()),
-            model: model.to_owned(),
+            model: model.id.clone(),
+            fingerprint: model.fingerprint.clone(),
             created: since_1970.map_or(0, |d| d.as_secs()),
         }
     }
@@ -56,7 +59,7 @@ impl Envelope {
             "object": object,
             "created": self.created,
             "model": self.model,
-            "system_fingerprint": concat!("taper-", env!("CARGO_PKG_VERSION")),
+            "system_fingerprint": self.fingerprint,
         });
         body["choices"] = Value::Array(choices);
         body
@@ -95,8 +98,8 @@ pub(crate) fn timings(totals: &Totals) -> Option<Value> {
 
 /// What an answer needs besides its text.
 pub(crate) struct Answering<'a> {
-    /// The model's id.
-    pub(crate) model: &'a str,
+    /// The model that answers.
+    pub(crate) model: &'a ServedModel,
     /// The request's fields that nobody knows.
     pub(crate) ignored: &'a [String],
     /// The interval of comments in a silent stream.

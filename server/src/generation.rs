@@ -175,7 +175,7 @@ impl Generation {
                     self.add(usage);
                     None
                 }
-                Some(Event::Failed(error)) => Some(Err(self.fail(refusal(&error)))),
+                Some(Event::Failed(error)) => Some(Err(self.fail(refusal(&error, &self.engine)))),
                 None => Some(Err(self.fail(ApiError::internal("the engine ended a request without a last word")))),
             });
         }
@@ -214,10 +214,15 @@ impl Generation {
     }
 }
 
-/// An engine that stops on purpose is a 503 that another server can cure; the rest are faults.
-fn refusal(error: &EngineError) -> ApiError {
+/// An engine that stops on purpose, or fails at every step, is a 503 that another server can cure; the rest are faults.
+fn refusal(error: &EngineError, engine: &EngineHandle) -> ApiError {
     match error {
+        // What its handles hear when its thread dies.
+        EngineError::Stopped if !engine.is_healthy() => ApiError::failed("the engine crashed; restart the server"),
         EngineError::Stopped => ApiError::draining(),
+        EngineError::Runner(_) | EngineError::Panicked(_) if !engine.is_healthy() => {
+            ApiError::failed(&format!("its last steps failed: {error}"))
+        }
         other => ApiError::internal(other.to_string()),
     }
 }

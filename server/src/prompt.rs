@@ -8,20 +8,27 @@ use crate::state::Served;
 
 /// Tokenizes `text`, which came in the field `param`. Special tokens may be written out, as in the peers' servers.
 pub(crate) fn encode(served: &Served, text: &str, param: &str) -> Result<Vec<u32>, ApiError> {
+    check_fits(served, text, param)?;
+    let options = EncodeOptions { parse_special: true, add_bos: true };
+    served.model.tokenizer.encode(text, options).map_err(|error| cannot_be_tokenized(param, &error))
+}
+
+fn cannot_be_tokenized(param: &str, error: &taper_text::Error) -> ApiError {
+    ApiError::invalid(param, format!("{param} cannot be tokenized: {error}"))
+}
+
+/// Refuses a text that cannot fit, whatever its tokens are.
+fn check_fits(served: &Served, text: &str, param: &str) -> Result<(), ApiError> {
     let context_len = served.model.context_len;
     // Megabytes that cannot fit are not worth tokenizing. Twice, since normalization may shorten a text.
     let shortest = text.len() / served.longest_token_bytes.max(1) / 2;
     if shortest > context_len {
         return Err(ApiError::context_overflow(param, shortest, context_len, false));
     }
-    served
-        .model
-        .tokenizer
-        .encode(text, EncodeOptions { parse_special: true, add_bos: true })
-        .map_err(|error| ApiError::invalid(param, format!("{param} cannot be tokenized: {error}")))
+    Ok(())
 }
 
-/// Renders a conversation with the model's template and tokenizes it. `extra` are variables for the template.
+/// Renders a conversation with the model's template and tokenizes it; control tokens come from the template alone. `extra` are variables for the template.
 pub(crate) fn encode_chat(
     served: &Served,
     messages: &[ChatMessage],
@@ -39,11 +46,12 @@ pub(crate) fn encode_chat(
         tools: None,
         extra,
     };
-    let text = template.render(messages, &context).map_err(|error| match error {
+    let prompt = template.prompt(&model.tokenizer, messages, &context).map_err(|error| match error {
         TemplateError::Raised(message) => {
             ApiError::invalid("messages", format!("the model's chat template refuses these messages: {message}"))
         }
         other => ApiError::invalid("messages", format!("the model's chat template failed on these messages: {other}")),
     })?;
-    encode(served, &text, "messages")
+    check_fits(served, &prompt.text(), "messages")?;
+    model.tokenizer.encode_prompt(&prompt, true).map_err(|error| cannot_be_tokenized("messages", &error))
 }

@@ -28,6 +28,8 @@ pub struct ServedModel {
     pub context_len: usize,
     /// When it was made or loaded, in seconds since 1970.
     pub created_unix: u64,
+    /// What answers carry as `system_fingerprint`: which build computed them, with which class of arithmetic.
+    pub fingerprint: String,
 }
 
 /// A served model and what is derived from it once.

@@ -100,8 +100,11 @@ async fn a_failure_after_the_first_event_is_an_error_frame_and_the_end() {
 #[tokio::test]
 async fn an_engine_that_fails_again_and_again_is_unhealthy_until_a_step_succeeds() {
     let (state, _engine) = state_with(babbling().failing_at(0..4), EngineConfig::default(), Timeouts::default());
-    for _ in 0..4 {
-        assert_eq!(complete(&state, json!({})).await.status, 500);
+    for failures in 1..=4 {
+        let answer = complete(&state, json!({})).await;
+        let (status, code) = if failures < 3 { (500, "internal_error") } else { (503, "model_failed") };
+        assert_eq!((answer.status.as_u16(), &answer.error()["code"]), (status, &json!(code)));
+        assert!(answer.error()["message"].as_str().unwrap().contains("the stub fails"), "{}", answer.body);
     }
     let health = get(&state, "/health").await;
     assert_eq!((health.status.as_u16(), &health.json()["status"]), (503, &json!("model_failed")));
@@ -114,6 +117,20 @@ async fn a_crash_of_the_engine_is_a_500_and_not_the_end() {
     let (state, _engine) = state_with(babbling().panicking_at(0..1), EngineConfig::default(), Timeouts::default());
     assert_eq!(complete(&state, json!({})).await.status, 500);
     assert_eq!(complete(&state, json!({})).await.status, 200);
+}
+
+#[tokio::test]
+async fn an_engine_whose_thread_died_is_503_for_all_and_can_be_waited_for() {
+    let (state, engine) = state_with(babbling().dying_at(2), EngineConfig::default(), Timeouts::default());
+    for stream in [false, true] {
+        let answer = complete(&state, json!({ "stream": stream })).await;
+        assert_eq!((answer.status.as_u16(), &answer.error()["code"]), (503, &json!("model_failed")));
+        assert!(answer.error()["message"].as_str().unwrap().contains("restart"), "{}", answer.body);
+        assert!(answer.headers.get("retry-after").is_none(), "waiting does not help");
+    }
+    engine.drained().await;
+    let health = get(&state, "/health").await;
+    assert_eq!((health.status.as_u16(), &health.json()["status"]), (503, &json!("model_failed")));
 }
 
 #[tokio::test]

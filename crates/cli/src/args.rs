@@ -1,7 +1,6 @@
 //! The command line.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use std::net::IpAddr;
 use std::path::PathBuf;
 use taper_bench::Case;
 use taper_engine::{InvalidParam, SamplingParams};
@@ -16,7 +15,7 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 
     /// How much to log: error, warn, info, debug, trace, or directives such as `taper_engine=debug`.
-    #[arg(long, global = true, value_name = "LEVEL", env = "TAPER_LOG")]
+    #[arg(long, global = true, value_name = "LEVEL", env = "TAPER_LOG", display_order = 900)]
     pub(crate) log_level: Option<String>,
 }
 
@@ -166,9 +165,9 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) context: ContextArgs,
 
-    /// Address to listen on; 0.0.0.0 is every network of this machine.
+    /// Address or name to listen at, such as localhost; 0.0.0.0 is every network of this machine.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", env = "TAPER_HOST")]
-    pub(crate) host: IpAddr,
+    pub(crate) host: String,
 
     /// Port to listen on; 0 takes a free one.
     #[arg(long, value_name = "PORT", default_value_t = 8080, env = "TAPER_PORT")]
@@ -231,9 +230,14 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 
-    /// The prompt; what is piped to stdin comes after it.
+    /// The prompt. What is piped in comes after it; a pipe that is silent for three seconds is left alone. Without -p, all
+    /// of stdin is the prompt.
     #[arg(long, short = 'p', value_name = "TEXT")]
     pub(crate) prompt: Option<String>,
+
+    /// Wait for the end of stdin, however long a pipe is silent.
+    #[arg(long)]
+    pub(crate) stdin: bool,
 
     /// What the model is told before the prompt.
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
@@ -266,7 +270,7 @@ pub(crate) enum BenchCommand {
 /// `taper bench model`
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Cases, as llama-bench names them: ppN a prompt of N tokens; tgN and tgN@DEPTH N tokens generated one by one with\nDEPTH before them; bN N sequences of 32 prompt tokens that generate 48 each, aggregate decode rate.\nA sample takes at least two seconds; the model is warmed up before."
+    after_help = "Cases, as llama-bench names them: ppN a prompt of N tokens; tgN and tgN@DEPTH N tokens generated one by one with DEPTH before them; bN N sequences of 32 prompt tokens that generate 48 each, aggregate decode rate.\nA sample takes at least two seconds; the model is warmed up before."
 )]
 pub(crate) struct BenchModelArgs {
     #[command(flatten)]
@@ -295,7 +299,7 @@ pub(crate) struct NamedCase {
 /// `taper perplexity`
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The text is cut into chunks of --ctx tokens that know nothing of each other; the second half of each is scored.\nThe figures compare with llama-perplexity's."
+    after_help = "The text is cut into chunks of --ctx tokens that know nothing of each other; the second half of each is scored. The figures compare with llama-perplexity's."
 )]
 pub(crate) struct PerplexityArgs {
     /// The text.

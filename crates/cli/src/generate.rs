@@ -62,7 +62,7 @@ impl Answer {
     }
 }
 
-/// The tokens of a conversation, with the beginning of an answer at its end.
+/// The tokens of a conversation, with the beginning of an answer at its end. Names of special tokens in messages are text.
 pub(crate) fn chat_tokens(loaded: &Loaded, messages: &[ChatMessage]) -> Result<Vec<u32>> {
     let template = loaded.template.as_ref().ok_or_else(|| {
         anyhow!("the model's file has no chat template; --chat-template names one, `taper run --raw` needs none")
@@ -73,7 +73,8 @@ pub(crate) fn chat_tokens(loaded: &Loaded, messages: &[ChatMessage]) -> Result<V
         add_generation_prompt: true,
         ..RenderContext::default()
     };
-    raw_tokens(loaded, &template.render(messages, &context)?)
+    let prompt = template.prompt(&loaded.tokenizer, messages, &context)?;
+    Ok(loaded.tokenizer.encode_prompt(&prompt, true)?)
 }
 
 /// The tokens of a text that is continued as it is. Names of special tokens in it are these tokens.

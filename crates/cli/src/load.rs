@@ -27,6 +27,8 @@ pub(crate) struct Loaded {
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) engine: EngineHandle,
+    /// [`taper_kernels::BackendInfo::numerics_class`] of what computes.
+    pub(crate) numerics_class: &'static str,
 }
 
 /// Finds the file that a name means, and fetches it if need be.
@@ -96,9 +98,10 @@ pub(crate) fn load_engine(
 ) -> Result<Loaded> {
     struct IntoRunner;
     impl ModelTask for IntoRunner {
-        type Output = Box<dyn Runner>;
+        type Output = (Box<dyn Runner>, &'static str);
         fn run<B: Backend>(self, model: Llama<B>) -> Result<Self::Output> {
-            Ok(Box::new(ModelRunner(model)))
+            let numerics_class = model.backend().info().numerics_class;
+            Ok((Box::new(ModelRunner(model)), numerics_class))
         }
     }
     // A template that cannot be had should not wait for the weights.
@@ -124,9 +127,9 @@ pub(crate) fn load_engine(
         attention: args.attention.scheme(),
         ..LoadOptions::default()
     };
-    let runner = with_model(args, &checkpoint, options, progress, IntoRunner)?;
+    let (runner, numerics_class) = with_model(args, &checkpoint, options, progress, IntoRunner)?;
     let engine = Engine::start(runner, Arc::clone(&tokenizer), config);
-    Ok(Loaded { id, tokenizer, template, engine })
+    Ok(Loaded { id, tokenizer, template, engine, numerics_class })
 }
 
 /// [`load_engine`] for one user at a terminal.

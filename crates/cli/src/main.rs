@@ -4,8 +4,10 @@
 mod args;
 mod commands;
 mod generate;
+mod listen;
 mod load;
 mod output;
+mod piped;
 mod progress;
 
 use args::{Cli, Command};

@@ -1,18 +1,18 @@
 //! stdout for results, stderr for everything else.
 
 use crate::args::{Cli, Command, LogFormat};
+use anyhow::{Context, Result};
 use std::io::{self, IsTerminal, Write};
 use tracing_subscriber::EnvFilter;
 
 /// Writes a piece of the result and shows it at once. A closed stdout is an error that [`is_broken_pipe`] knows.
-pub(crate) fn print(text: &str) -> io::Result<()> {
+pub(crate) fn print(text: &str) -> Result<()> {
     let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes())?;
-    stdout.flush()
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot write to stdout")
 }
 
 /// Writes a line of the result.
-pub(crate) fn line(text: &str) -> io::Result<()> {
+pub(crate) fn line(text: &str) -> Result<()> {
     print(&format!("{text}\n"))
 }
 

@@ -105,7 +105,17 @@ impl Drop for Gate {
 enum Fault {
     Error,
     Panic,
+    Death,
     Nan,
+}
+
+/// A value that panics when whoever caught it drops it.
+struct Grenade;
+
+impl Drop for Grenade {
+    fn drop(&mut self) {
+        panic!("the stub ends its thread");
+    }
 }
 
 type Model = Box<dyn FnMut(&[u32], &mut [f32]) + Send>;
@@ -187,6 +197,13 @@ impl StubRunner {
         self
     }
 
+    /// Ends the thread it runs on at step `step`, counted from 0: panics with a value whose destruction panics too.
+    #[must_use]
+    pub fn dying_at(mut self, step: usize) -> Self {
+        self.faults.push((step..step + 1, Fault::Death));
+        self
+    }
+
     /// Puts a NaN into the first row of logits of the steps of this range, counted from 0.
     #[must_use]
     pub fn nan_at(mut self, steps: Range<usize>) -> Self {
@@ -257,6 +274,7 @@ impl Runner for StubRunner {
         match fault {
             Some(Fault::Error) => return Err(RunnerError(format!("the stub fails at step {number}"))),
             Some(Fault::Panic) => panic!("the stub panics at step {number}"),
+            Some(Fault::Death) => std::panic::panic_any(Grenade),
             Some(Fault::Nan) | None => {}
         }
         // All keys are stored before anyone reads, as in a real step: a block held by two sequences shows.

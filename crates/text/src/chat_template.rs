@@ -144,7 +144,8 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// The conversation as one text, to be encoded with special tokens parsed.
+    /// The conversation as one text. To make tokens of it, see [`ChatTemplate::prompt`]: here a `<|im_end|>` that a user
+    /// typed looks like the template's own.
     pub fn render(&self, messages: &[ChatMessage], context: &RenderContext) -> Result<String, TemplateError> {
         let mut variables = context.extra.clone();
         let failed = |error: serde_json::Error| TemplateError::Failed(error.to_string());

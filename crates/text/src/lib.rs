@@ -3,6 +3,7 @@
 //! - [`Tokenizer`] reads the vocabulary of a GGUF file. The two kinds that Llama-style models use are here: byte-level
 //!   BPE (`gpt2` in the file) and SentencePiece BPE (`llama`). Anything else is refused by name.
 //! - [`ChatTemplate`] turns messages into the one text that a chat model was trained on.
+//! - [`Prompt`] keeps the template's control tokens apart from the same characters in messages.
 //! - [`Detokenizer`] turns generated tokens back into text as they come, never half a character.
 //! - [`StopMatcher`] watches that text for stop strings across chunk borders.
 //!
@@ -17,6 +18,7 @@ mod end_of_generation;
 mod error;
 mod json;
 mod pre_tokenizer;
+mod prompt;
 mod sentence_piece;
 mod special_tokens;
 mod stop_matcher;
@@ -30,6 +32,7 @@ pub use chat_template::{ChatMessage, ChatTemplate, RenderContext, TemplateError}
 pub use detokenizer::Detokenizer;
 pub use error::Error;
 pub use pre_tokenizer::supported_names as supported_pre_tokenizers;
+pub use prompt::Prompt;
 pub use stop_matcher::{StopMatcher, StopOutput};
 pub use tokenizer::{EncodeOptions, Tokenizer};
 

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use ahash::AHashMap;
+use ahash::{AHashMap, AHashSet};
 
 use crate::vocabulary::{TokenKind, Vocabulary};
 
@@ -22,6 +22,8 @@ pub(crate) struct SpecialTokens {
     user_defined: Finder,
     /// Those and the control tokens.
     all: Finder,
+    /// Their first and last characters.
+    borders: AHashSet<char>,
 }
 
 impl SpecialTokens {
@@ -31,10 +33,20 @@ impl SpecialTokens {
             let chosen = tokens.filter(|((_, text), kind)| kinds.contains(kind) && !text.is_empty());
             Finder::new(chosen.map(|((id, text), _)| (text.clone(), id)))
         };
-        SpecialTokens {
-            user_defined: of_kinds(&[TokenKind::UserDefined]),
-            all: of_kinds(&[TokenKind::UserDefined, TokenKind::Control, TokenKind::Unknown]),
-        }
+        let all = of_kinds(&[TokenKind::UserDefined, TokenKind::Control, TokenKind::Unknown]);
+        let borders = all.ids.keys().flat_map(|text| text.chars().next().into_iter().chain(text.chars().next_back()));
+        SpecialTokens { user_defined: of_kinds(&[TokenKind::UserDefined]), borders: borders.collect(), all }
+    }
+
+    /// The special tokens in `text`, of both kinds: where they begin, and which.
+    pub(crate) fn find(&self, text: &str) -> impl Iterator<Item = (usize, u32)> + use<> {
+        self.all.find(text).into_iter().map(|(start, (_, id))| (start, id))
+    }
+
+    /// Whether `text` has the first or the last character of a special token, without which it cannot be part of one
+    /// that the text around it begins or ends.
+    pub(crate) fn may_touch(&self, text: &str) -> bool {
+        text.chars().any(|letter| self.borders.contains(&letter))
     }
 
     /// The parts of `text` in order; no part is empty.

@@ -8,7 +8,7 @@ use crate::error::quoted;
 use crate::sentence_piece::{self, SentencePiece};
 use crate::special_tokens::{Fragment, SpecialTokens};
 use crate::vocabulary::{ADD_BOS, TokenKind, Vocabulary, bad};
-use crate::{Error, end_of_generation};
+use crate::{Error, Prompt, end_of_generation};
 
 const MODEL: &str = "tokenizer.ggml.model";
 const BOS: &str = "tokenizer.ggml.bos_token_id";
@@ -43,6 +43,36 @@ pub struct Tokenizer {
     adds_bos: bool,
     /// A blank is put before each stretch of text, and taken away again when decoding.
     space_prefix: bool,
+}
+
+/// Tokens of one text, fragment by fragment.
+struct Writer<'a> {
+    tokenizer: &'a Tokenizer,
+    ids: Vec<u32>,
+    /// SentencePiece puts its blank at the start of the text and behind every special token.
+    starts_text: bool,
+}
+
+impl<'a> Writer<'a> {
+    fn new(tokenizer: &'a Tokenizer, text_len: usize) -> Writer<'a> {
+        Writer { tokenizer, ids: Vec::with_capacity(text_len / 3 + 2), starts_text: true }
+    }
+
+    fn push(&mut self, fragments: &[Fragment<'_>]) -> Result<(), Error> {
+        for fragment in fragments {
+            match fragment {
+                Fragment::Token(id) => self.ids.push(*id),
+                Fragment::Text(text) => match &self.tokenizer.encoder {
+                    Encoder::ByteLevelBpe(bpe) => bpe.encode(text, &mut self.ids)?,
+                    Encoder::SentencePiece(model) => {
+                        model.encode(text, self.tokenizer.space_prefix && self.starts_text, &mut self.ids);
+                    }
+                },
+            }
+            self.starts_text = matches!(fragment, Fragment::Token(_));
+        }
+        Ok(())
+    }
 }
 
 enum Encoder {
@@ -111,29 +141,53 @@ impl Tokenizer {
 
     /// The tokens of a text.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<u32>, Error> {
-        let mut ids = Vec::with_capacity(text.len() / 3 + 2);
-        // SentencePiece puts its blank at the start of the text and behind every special token.
-        let mut starts_text = true;
-        for fragment in self.special.split(text, options.parse_special) {
+        let mut writer = Writer::new(self, text.len());
+        writer.push(&self.special.split(text, options.parse_special))?;
+        Ok(self.with_bos(writer.ids, options.add_bos))
+    }
+
+    /// The tokens of a conversation: control tokens where the template wrote them, text where a message did.
+    pub fn encode_prompt(&self, prompt: &Prompt, add_bos: bool) -> Result<Vec<u32>, Error> {
+        let mut writer = Writer::new(self, prompt.marked.len());
+        for fragment in self.special.split(&prompt.marked, true) {
             match fragment {
-                Fragment::Token(id) => ids.push(id),
-                Fragment::Text(text) => match &self.encoder {
-                    Encoder::ByteLevelBpe(bpe) => bpe.encode(text, &mut ids)?,
-                    Encoder::SentencePiece(model) => {
-                        model.encode(text, self.space_prefix && starts_text, &mut ids);
-                    }
-                },
+                Fragment::Text(text) if text.contains(prompt.mark) => {
+                    writer.push(&self.special.split(&text.replace(prompt.mark, ""), false))?;
+                }
+                fragment => writer.push(&[fragment])?,
             }
-            starts_text = matches!(fragment, Fragment::Token(_));
         }
+        Ok(self.with_bos(writer.ids, add_bos))
+    }
+
+    fn with_bos(&self, mut ids: Vec<u32>, add_bos: bool) -> Vec<u32> {
         if let Some(bos) = self.bos
-            && options.add_bos
+            && add_bos
             && self.adds_bos
             && ids.first() != Some(&bos)
         {
             ids.insert(0, bos);
         }
-        Ok(ids)
+        ids
+    }
+
+    /// Where in `text` control tokens begin.
+    pub(crate) fn control_starts(&self, text: &str) -> Vec<usize> {
+        self.special.find(text).filter(|&(_, id)| self.is_control(id)).map(|(start, _)| start).collect()
+    }
+
+    /// The control tokens in `text`.
+    pub(crate) fn control_tokens(&self, text: &str) -> Vec<u32> {
+        self.special.find(text).map(|(_, id)| id).filter(|&id| self.is_control(id)).collect()
+    }
+
+    /// Whether `text` may hold a control token or a border of one.
+    pub(crate) fn may_hold_control(&self, text: &str) -> bool {
+        self.special.may_touch(text)
+    }
+
+    fn is_control(&self, id: u32) -> bool {
+        self.kind(id) != Some(TokenKind::UserDefined)
     }
 
     /// The text of tokens. Bytes that are not UTF-8 become U+FFFD; ids beyond the vocabulary give nothing.

@@ -41,7 +41,7 @@ pub(crate) async fn chat_completions(
     let request = api::blocking(move || prepare(&body, &state, &for_thread)).await?;
     let sampling = request.parameters.sampling.clone();
     let generation = Generation::start(&served, vec![request.prompt], sampling, "messages", active)?;
-    let context = Answering { model: &served.model.id, ignored: &request.ignored, keep_alive };
+    let context = Answering { model: &served.model, ignored: &request.ignored, keep_alive };
     answer::send(Chat, generation, &request.parameters, &context).await
 }
 

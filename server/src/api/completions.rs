@@ -39,7 +39,7 @@ pub(crate) async fn completions(
     let request = api::blocking(move || prepare(&body, &state, &for_thread)).await?;
     let sampling = request.parameters.sampling.clone();
     let generation = Generation::start(&served, request.prompts, sampling, "prompt", active)?;
-    let context = Answering { model: &served.model.id, ignored: &request.ignored, keep_alive };
+    let context = Answering { model: &served.model, ignored: &request.ignored, keep_alive };
     answer::send(request.shape, generation, &request.parameters, &context).await
 }
 

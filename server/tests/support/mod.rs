@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 use tower::ServiceExt;
 
 pub(crate) const MODEL: &str = "tiny:1m";
+pub(crate) const FINGERPRINT: &str = "taper-1.2.3-0123456789ab-stub";
 /// What the stub answers to every prompt.
 pub(crate) const REPLY: &str = "Ünï §k 42!";
 /// The longest that anything here may take.
@@ -73,6 +74,7 @@ pub(crate) fn state_with(runner: StubRunner, config: EngineConfig, timeouts: Tim
         engine: engine.clone(),
         context_len,
         created_unix: 1_700_000_000,
+        fingerprint: FINGERPRINT.to_owned(),
     });
     (state, engine)
 }

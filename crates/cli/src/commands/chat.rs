@@ -108,7 +108,7 @@ impl Chat {
     /// Answers a message. A message that cannot be answered is taken back, and the conversation goes on.
     fn answer(&mut self, text: &str) -> Result<()> {
         self.conversation.messages.push(ChatMessage::new("user", text));
-        let mut show = |text: &str| Ok(output::print(text)?);
+        let mut show = |text: &str| output::print(text);
         let answer = generate::chat_tokens(&self.loaded, &self.conversation.messages).and_then(|tokens| {
             let num_tokens = tokens.len();
             let answer = self.generator.generate(&self.loaded, tokens, self.sampling.clone(), true, &mut show)?;

@@ -9,6 +9,9 @@ use crate::output;
 use crate::progress::Bars;
 use anyhow::{Context, Result, bail};
 use serde_json::json;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 use taper_kernels::{BLOCK_SIZE, Backend};
 use taper_models::{Llama, LoadOptions, LogitRows, SequenceSlice};
 use taper_text::EncodeOptions;
@@ -16,9 +19,21 @@ use taper_text::EncodeOptions;
 /// Rows of one step; those that are scored have a vocabulary of floats each.
 const STEP_ROWS: usize = 256;
 
+/// More than anyone scores; a device that never ends should not fill the memory.
+const MAX_TEXT_BYTES: u64 = 1 << 30;
+
+fn read_text(path: &Path, max_bytes: u64) -> Result<String> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(max_bytes + 1).read_to_end(&mut bytes));
+    read.with_context(|| format!("cannot read {}", path.display()))?;
+    if bytes.len() as u64 > max_bytes {
+        bail!("{} is longer than {max_bytes} bytes", path.display());
+    }
+    String::from_utf8(bytes).with_context(|| format!("{} is not UTF-8", path.display()))
+}
+
 pub(crate) fn run(args: &PerplexityArgs) -> Result<()> {
-    let text = std::fs::read(&args.file).with_context(|| format!("cannot read {}", args.file.display()))?;
-    let text = String::from_utf8(text).with_context(|| format!("{} is not UTF-8", args.file.display()))?;
+    let text = read_text(&args.file, MAX_TEXT_BYTES)?;
     let progress = Bars::new();
     let resolved = load::resolve(&args.model.model, &progress)?;
     let checkpoint = load::open(&resolved.path)?;
@@ -138,6 +153,12 @@ fn negative_log_probability(logits: &[f32], token: u32) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_text_without_end_is_refused() {
+        let refused = read_text(Path::new("/dev/zero"), 1000).map_err(|error| error.to_string());
+        assert_eq!(refused, Err("/dev/zero is longer than 1000 bytes".to_owned()));
+    }
 
     #[test]
     fn equal_logits_make_every_token_equally_unlikely() {

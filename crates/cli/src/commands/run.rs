@@ -2,10 +2,9 @@
 
 use crate::args::RunArgs;
 use crate::generate::{self, Generator, TimingsJson};
-use crate::{load, output};
-use anyhow::{Context, Result, bail};
+use crate::{load, output, piped};
+use anyhow::{Result, bail};
 use serde::Serialize;
-use std::io::{IsTerminal, Read};
 use taper_engine::FinishReason;
 use taper_text::ChatMessage;
 
@@ -22,9 +21,11 @@ struct RunJson<'a> {
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let sampling = args.sampling.params()?;
     let prompt = match &args.prompt {
-        Some(prompt) if has_piped_data() => [prompt, read_stdin()?.as_str()].join("\n"),
-        Some(prompt) => prompt.clone(),
-        None => read_stdin()?,
+        Some(prompt) => {
+            let more = if args.stdin { Some(piped::read()?) } else { piped::read_beside_prompt()? };
+            more.map_or_else(|| prompt.clone(), |more| [prompt, more.as_str()].join("\n"))
+        }
+        None => piped::read()?,
     };
     let prompt = prompt.trim_end_matches('\n');
     if prompt.is_empty() {
@@ -38,7 +39,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         let messages: Vec<ChatMessage> = system.chain([ChatMessage::new("user", prompt)]).collect();
         generate::chat_tokens(&loaded, &messages)?
     };
-    let mut show = |text: &str| if args.json { Ok(()) } else { Ok(output::print(text)?) };
+    let mut show = |text: &str| if args.json { Ok(()) } else { output::print(text) };
     let answer = Generator::new()?.generate(&loaded, tokens.clone(), sampling, false, &mut show)?;
     if args.json {
         let json = RunJson {
@@ -54,21 +55,4 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     }
     output::status(&format!("[{}]", answer.summary(tokens.len())));
     Ok(())
-}
-
-/// Whether stdin is a pipe or a file. Beside -p, a stdin that is neither (inherited from a service, say) is left alone,
-/// because reading it could wait for ever.
-fn has_piped_data() -> bool {
-    use std::os::unix::fs::FileTypeExt;
-    std::fs::metadata("/dev/stdin").is_ok_and(|meta| meta.file_type().is_fifo() || meta.file_type().is_file())
-}
-
-fn read_stdin() -> Result<String> {
-    if std::io::stdin().is_terminal() {
-        bail!("no prompt: give one with -p TEXT, or pipe one in; `taper chat` is for talking");
-    }
-    let mut bytes = Vec::new();
-    std::io::stdin().read_to_end(&mut bytes).context("cannot read the prompt from stdin")?;
-    let text = String::from_utf8(bytes).context("the prompt on stdin is not UTF-8")?;
-    Ok(text)
 }

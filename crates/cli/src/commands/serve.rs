@@ -1,15 +1,15 @@
 //! `taper serve`: the socket first, then the model, then requests until a signal.
 
 use crate::args::ServeArgs;
+use crate::listen::listen;
 use crate::load::{self, Loaded};
 use crate::output;
 use crate::progress::Bars;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
-use taper_engine::EngineConfig;
+use taper_engine::{EngineConfig, EngineHandle};
 use taper_server::{ServedModel, ServerState};
-use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
@@ -28,10 +28,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
 
 async fn serve(args: ServeArgs) -> Result<()> {
     let mut signals = Signals::new()?;
-    let address = SocketAddr::new(args.host, args.port);
-    let listener = TcpListener::bind(address)
-        .await
-        .with_context(|| format!("cannot listen on {address}; --port names another port, 0 a free one"))?;
+    let listener = listen(&args.host, args.port).await?;
     let address = listener.local_addr()?;
     output::status(&format!("listening on http://{address}, loading {}", args.model.model));
 
@@ -55,10 +52,9 @@ async fn serve(args: ServeArgs) -> Result<()> {
     let control = async move {
         let outcome = tokio::select! {
             loaded = loaded => match loaded {
-                Ok(Ok(())) => {
+                Ok(Ok(engine)) => {
                     announce(address);
-                    output::status(&format!("{} received: finishing the running requests; again stops at once", signals.recv().await));
-                    Ok(())
+                    until_stopped(&mut signals, &engine).await
                 }
                 Ok(Err(error)) => Err(error),
                 Err(_) => Err(anyhow::anyhow!("loading the model crashed; the message above says where")),
@@ -81,12 +77,24 @@ async fn serve(args: ServeArgs) -> Result<()> {
     Ok(())
 }
 
-fn load(args: &ServeArgs, state: &ServerState) -> Result<()> {
+/// Waits for a signal. An engine that ends before one has crashed: whoever supervises this program should start it anew.
+async fn until_stopped(signals: &mut Signals, engine: &EngineHandle) -> Result<()> {
+    tokio::select! {
+        name = signals.recv() => {
+            output::status(&format!("{name} received: finishing the running requests; again stops at once"));
+            Ok(())
+        }
+        () = engine.drained() => bail!("the engine crashed; the log above says where"),
+    }
+}
+
+fn load(args: &ServeArgs, state: &ServerState) -> Result<EngineHandle> {
     let told = state.clone();
     let progress = Bars::with_listener(move |text| told.set_loading_reason(text));
     let config =
         EngineConfig { max_batch: usize::from(args.max_batch), max_queued: args.max_queued, ..EngineConfig::default() };
-    let Loaded { id, tokenizer, template, engine } = load::load_engine(&args.model, &args.context, config, &progress)?;
+    let Loaded { id, tokenizer, template, engine, numerics_class } =
+        load::load_engine(&args.model, &args.context, config, &progress)?;
     if template.is_none() {
         output::status("the model's file has no chat template: /v1/chat/completions needs --chat-template");
     }
@@ -96,9 +104,19 @@ fn load(args: &ServeArgs, state: &ServerState) -> Result<()> {
     if id != args.model.model {
         state.set_aliases(vec![args.model.model.clone()]);
     }
-    state.set_ready(ServedModel { id, tokenizer, template, engine, context_len, created_unix });
+    let fingerprint = fingerprint(numerics_class);
+    let served = engine.clone();
+    state.set_ready(ServedModel { id, tokenizer, template, engine, context_len, created_unix, fingerprint });
     output::status(&ready);
-    Ok(())
+    Ok(served)
+}
+
+/// Two servers of one fingerprint and one model give the same answer to the same seed.
+fn fingerprint(numerics_class: &str) -> String {
+    match env!("TAPER_COMMIT") {
+        "unknown" => format!("taper-{}-{numerics_class}", env!("CARGO_PKG_VERSION")),
+        commit => format!("taper-{}-{commit}-{numerics_class}", env!("CARGO_PKG_VERSION")),
+    }
 }
 
 fn announce(address: SocketAddr) {
@@ -129,5 +147,35 @@ impl Signals {
             _ = self.interrupt.recv() => "Ctrl-C",
             _ = self.terminate.recv() => "SIGTERM",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use taper_engine::stub::{StubRunner, stub_limits};
+    use taper_engine::{Engine, Request};
+    use taper_testkit::tiny::TinyModel;
+
+    #[test]
+    fn a_crash_of_the_engine_ends_the_wait_with_an_error() {
+        let file = tempfile::NamedTempFile::new().expect("there is room");
+        std::fs::write(file.path(), TinyModel::default().to_gguf()).expect("there is room");
+        let checkpoint = load::open(file.path()).expect("it is sound");
+        let tokenizer = load::tokenizer(&checkpoint).expect("it is sound");
+        let runner = StubRunner::new(stub_limits(tokenizer.vocab_size()), |_| 0).dying_at(0);
+        let engine = Engine::start(Box::new(runner), Arc::clone(&tokenizer), EngineConfig::default());
+        let _events = engine.submit(Request { prompt_tokens: vec![1], ..Request::default() }).expect("it is taken");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("it starts");
+        let error = runtime.block_on(async { until_stopped(&mut Signals::new().expect("it listens"), &engine).await });
+        assert!(error.is_err_and(|error| error.to_string().contains("crashed")));
+    }
+
+    #[test]
+    fn the_fingerprint_names_build_and_arithmetic() {
+        let fingerprint = fingerprint("a-class");
+        assert!(fingerprint.starts_with(concat!("taper-", env!("CARGO_PKG_VERSION"))), "{fingerprint}");
+        assert!(fingerprint.ends_with("-a-class") && !fingerprint.contains("unknown"), "{fingerprint}");
     }
 }

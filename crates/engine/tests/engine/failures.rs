@@ -57,6 +57,16 @@ fn three_failures_in_a_row_are_unhealthy_and_a_success_heals() {
 }
 
 #[test]
+fn a_thread_that_dies_ends_its_streams_and_refuses_what_comes() {
+    let engine = start(replying("Hello").dying_at(1));
+    let mut events = engine.submit(greedy("> ", 100)).unwrap();
+    engine.join();
+    assert!(std::iter::from_fn(|| events.blocking_recv()).all(|event| !matches!(event, taper_engine::Event::Done(_))));
+    assert!(!engine.is_healthy());
+    assert!(matches!(engine.submit(greedy("> ", 100)), Err(SubmitError::Failed(reason)) if reason.contains("restart")));
+}
+
+#[test]
 fn a_nan_fails_its_own_request_and_no_other() {
     for temperature in [0.0, 1.0] {
         let (runner, gate) = replying("Hello").nan_at(1..2).with_gate();

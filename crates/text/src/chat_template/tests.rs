@@ -158,7 +158,7 @@ fn generation_tags_leave_the_text_and_its_white_space_alone() {
 
 #[test]
 fn control_tokens_in_messages_are_left_to_the_encoder() {
-    // The template cannot tell a typed `<|im_end|>` from its own; see `EncodeOptions::parse_special`.
+    // The text cannot tell a typed `<|im_end|>` from the template's; see `ChatTemplate::prompt`.
     let template = ChatTemplate::builtin("chatml").expect("it compiles");
     let text = template.render(&[ChatMessage::new("user", "<|im_end|>{{ bos_token }}")], &context());
     assert!(
