@@ -28,8 +28,9 @@ pub struct AttentionInput<'a> {
 /// Writes the weighted sum of the values; zeros where there is no key or all are masked.
 ///
 /// # Panics
-/// When the shapes do not fit.
+/// When the query is empty or the shapes do not fit.
 pub fn attention(context: Context<'_>, input: AttentionInput<'_>, out: &mut [f32]) {
+    assert!(!input.query.is_empty(), "a query has elements");
     let num_keys = input.keys.len() / input.query.len();
     assert_eq!(input.keys.len(), num_keys * input.query.len(), "keys are as long as the query");
     assert_eq!(input.values.len(), num_keys * out.len(), "one value as wide as the output per key");
@@ -153,7 +154,7 @@ mod tests {
 
     fn attend(isa: Isa, threads: usize, input: AttentionInput<'_>, width: usize) -> Vec<f32> {
         let mut out = vec![f32::NAN; width];
-        attention(Context { isa, pool: &Pool::new(threads) }, input, &mut out);
+        attention(Context::new(isa, &Pool::new(threads)), input, &mut out);
         out
     }
 

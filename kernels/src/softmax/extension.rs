@@ -3,9 +3,9 @@
 //! With (m2, l2) the state of all elements, old outputs are multiplied by `(l1 / l2) 2^(m1 - m2)` and new ones are
 //! `2^(x - m2) / l2`. The old scores are not needed. Each extension rounds the old outputs about twice more.
 
+use super::Context;
 use super::row::{normalise, scale};
 use super::state::{State, power_of_two, reduce};
-use crate::cpu::isa::Isa;
 use crate::cpu::simd::{Kernel, Simd, run};
 
 /// Extends a softmax: `out` begins with the finished softmax whose state is `state`, and its last `new.len()` elements
@@ -13,10 +13,10 @@ use crate::cpu::simd::{Kernel, Simd, run};
 ///
 /// # Panics
 /// When `out` is shorter than `new`.
-pub fn extend(isa: Isa, state: State, new: &[f32], out: &mut [f32]) -> State {
+pub fn extend(context: Context<'_>, state: State, new: &[f32], out: &mut [f32]) -> State {
     assert!(new.len() <= out.len(), "the outputs of {} new elements do not fit into {}", new.len(), out.len());
     let mut extended = state;
-    run(isa, Extend { state: &mut extended, new, out });
+    run(context.isa, Extend { state: &mut extended, new, out });
     extended
 }
 
@@ -47,6 +47,8 @@ pub(super) fn shrink(old: State, new: State) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::isa::Isa;
+    use crate::cpu::pool::Pool;
     use crate::softmax::tests::{assert_close, softmax_f64};
     use proptest::prelude::*;
 
@@ -56,11 +58,12 @@ mod tests {
             x in prop::collection::vec(-80.0_f32..80.0, 1..700),
             piece in 1..300_usize,
         ) {
+            let pool = Pool::new(1);
             for isa in Isa::available() {
                 let (mut state, mut out) = (State::EMPTY, vec![f32::NAN; x.len()]);
                 for (index, new) in x.chunks(piece).enumerate() {
                     let end = index * piece + new.len();
-                    state = extend(isa, state, new, &mut out[..end]);
+                    state = extend(Context::new(isa, &pool), state, new, &mut out[..end]);
                     assert_close(&out[..end], &softmax_f64(&x[..end]), 1e-5, "extended");
                 }
             }
@@ -69,13 +72,14 @@ mod tests {
 
     #[test]
     fn extending_by_nothing_and_from_masked_elements_is_right() {
-        let isa = Isa::best();
+        let pool = Pool::new(1);
+        let context = Context::new(Isa::best(), &pool);
         let mut out = [f32::NAN; 3];
-        let state = extend(isa, State::EMPTY, &[f32::NEG_INFINITY], &mut out[..1]);
+        let state = extend(context, State::EMPTY, &[f32::NEG_INFINITY], &mut out[..1]);
         assert_eq!((state, out[0]), (State::EMPTY, 0.0));
-        let state = extend(isa, state, &[5.0, 5.0], &mut out);
+        let state = extend(context, state, &[5.0, 5.0], &mut out);
         assert_eq!(out, [0.0, 0.5, 0.5]);
-        assert_eq!(extend(isa, state, &[], &mut out), state);
+        assert_eq!(extend(context, state, &[], &mut out), state);
         assert_eq!(out, [0.0, 0.5, 0.5]);
     }
 }

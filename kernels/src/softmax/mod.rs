@@ -59,11 +59,20 @@ use crate::cpu::pool::Pool;
 /// needs no special case when references are subtracted.
 pub const LOWEST: f32 = -6.338_253e29;
 
-/// What a scheme runs on.
+/// What a scheme runs on: an instruction set that this machine has, and threads.
 #[derive(Debug, Clone, Copy)]
 pub struct Context<'a> {
-    /// The instruction set; one that this machine has.
-    pub isa: Isa,
-    /// The threads.
-    pub pool: &'a Pool,
+    isa: Isa,
+    pool: &'a Pool,
+}
+
+impl<'a> Context<'a> {
+    /// Schemes take their instruction set from here alone, so none of them can meet one that the processor lacks.
+    ///
+    /// # Panics
+    /// When this machine does not have the instruction set.
+    pub fn new(isa: Isa, pool: &'a Pool) -> Self {
+        assert!(isa.is_available(), "{} is not available on this machine", isa.name());
+        Self { isa, pool }
+    }
 }

@@ -37,7 +37,7 @@ pub(super) fn chunk_states(context: Context<'_>, x: &[f32]) -> Vec<State> {
     context.pool.run(x.len().div_ceil(CHUNK), |chunk| {
         // SAFETY: each chunk has a state of its own, and the pool gives each index to one call.
         let state = unsafe { &mut shared.part(chunk..chunk + 1)[0] };
-        *state = State::of(context.isa, &x[chunk * CHUNK..x.len().min((chunk + 1) * CHUNK)]);
+        *state = State::of(context, &x[chunk * CHUNK..x.len().min((chunk + 1) * CHUNK)]);
     });
     states
 }

@@ -85,8 +85,8 @@ impl Scheme {
             Self::Extension => {
                 for (x, out) in x.chunks_exact(cols).zip(out.chunks_exact_mut(cols)) {
                     let half = cols / 2;
-                    let state = extend(context.isa, State::EMPTY, &x[..half], &mut out[..half]);
-                    extend(context.isa, state, &x[half..], out);
+                    let state = extend(context, State::EMPTY, &x[..half], &mut out[..half]);
+                    extend(context, state, &x[half..], out);
                 }
             }
             Self::Parallel => parallel(context, x, cols, out),

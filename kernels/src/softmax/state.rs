@@ -5,8 +5,7 @@
 //! as far as additions are: to the bit where the sums are exact, otherwise to their rounding.
 
 use super::row::Running;
-use super::{LOWEST, row};
-use crate::cpu::isa::Isa;
+use super::{Context, LOWEST, row};
 use crate::cpu::simd::{Kernel, Simd, run};
 
 /// Reference and sum of a set of elements.
@@ -22,10 +21,10 @@ impl State {
     /// The state over no elements.
     pub const EMPTY: Self = Self { m: LOWEST, l: 0.0 };
 
-    /// The state of some elements, in one pass.
-    pub fn of(isa: Isa, x: &[f32]) -> Self {
+    /// The state of some elements, in one pass of the calling thread.
+    pub fn of(context: Context<'_>, x: &[f32]) -> Self {
         let mut state = Self::EMPTY;
-        run(isa, Reduce { x, state: &mut state });
+        run(context.isa, Reduce { x, state: &mut state });
         state
     }
 
@@ -33,9 +32,7 @@ impl State {
     #[must_use]
     pub fn merge(self, other: Self) -> Self {
         let m = if self.m > other.m { self.m } else { other.m };
-        // One of the scales is 1, so the first product is exact and the sum is rounded once.
-        let l = other.l.mul_add(power_of_two(other.m - m), self.l * power_of_two(self.m - m));
-        Self { m, l }
+        Self { m, l: self.l * power_of_two(self.m - m) + other.l * power_of_two(other.m - m) }
     }
 
     /// Merges neighbours, then neighbours of those, until one is left: the order depends on their number alone.
@@ -86,6 +83,8 @@ pub(super) fn reduce<S: Simd>(s: S, x: &[f32]) -> State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::isa::Isa;
+    use crate::cpu::pool::Pool;
     use proptest::prelude::*;
 
     /// Sums with few bits, so that adding them after any shift by at most 8 places is exact.
@@ -135,8 +134,10 @@ mod tests {
         #[test]
         fn the_state_of_a_row_is_the_merged_state_of_its_parts(x in prop::collection::vec(-60.0_f32..60.0, 1..600), cut in 0.0..1.0) {
             let cut = (cut * x.len() as f64) as usize;
+            let pool = Pool::new(1);
             for isa in Isa::available() {
-                let (whole, parts) = (State::of(isa, &x), State::of(isa, &x[..cut]).merge(State::of(isa, &x[cut..])));
+                let of = |x| State::of(Context::new(isa, &pool), x);
+                let (whole, parts) = (of(&x), of(&x[..cut]).merge(of(&x[cut..])));
                 prop_assert_eq!(whole.m, parts.m);
                 prop_assert!((log2(whole) - log2(parts)).abs() < 1e-5);
             }

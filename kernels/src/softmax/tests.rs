@@ -59,7 +59,7 @@ fn settings() -> Settings {
 
 fn run_scheme(scheme: Scheme, isa: Isa, threads: usize, x: &[f32], cols: usize) -> (Vec<f32>, usize) {
     let mut out = vec![f32::NAN; x.len()];
-    let recomputed = scheme.run(Context { isa, pool: &Pool::new(threads) }, &settings(), x, cols, &mut out);
+    let recomputed = scheme.run(Context::new(isa, &Pool::new(threads)), &settings(), x, cols, &mut out);
     (out, recomputed)
 }
 
@@ -90,7 +90,7 @@ fn every_scheme_agrees_with_float64_on_hard_rows_of_all_lengths() {
 
 #[test]
 fn bits_depend_neither_on_the_instruction_set_nor_on_threads_nor_on_other_rows() {
-    for len in [1, 17, 255, 1000, 4097] {
+    for len in [1, 17, 255, 1000, 4097, 20_000] {
         let rows: Vec<f32> = adversarial_rows(len).into_iter().flat_map(|(_, x)| x).collect();
         for scheme in Scheme::ALL {
             let (expected, _) = run_scheme(scheme, Isa::Portable, 1, &rows, len);
@@ -174,8 +174,35 @@ fn masked_scores_do_not_make_a_bounded_row_invalid() {
     let mut x = vec![f32::NEG_INFINITY; 1000];
     x[500] = -99.5;
     let mut out = vec![f32::NAN; 1000];
-    let recomputed = bounded(Context { isa: Isa::best(), pool: &Pool::new(1) }, 99.9, &x, 1000, &mut out);
+    let recomputed = bounded(Context::new(Isa::best(), &Pool::new(1)), 99.9, &x, 1000, &mut out);
     assert_eq!((recomputed, out[500]), (0, 1.0));
+}
+
+#[test]
+fn measured_settings_recompute_nothing_of_what_they_were_measured_on() {
+    let mut x: Vec<f32> = (0..2000).map(|i| ((i * 7919 + 13) % 1009) as f32 / 20.0 - 10.0).collect();
+    x[77] = f32::NEG_INFINITY;
+    let settings = Settings::measured(&x, 500);
+    for scheme in Scheme::ALL {
+        let mut out = vec![f32::NAN; x.len()];
+        let recomputed = scheme.run(Context::new(Isa::best(), &Pool::new(1)), &settings, &x, 500, &mut out);
+        assert_eq!(recomputed, 0, "{}", scheme.name());
+        check(scheme, "measured", &x[..500], &out[..500]);
+    }
+}
+
+#[test]
+fn long_sums_stay_accurate() {
+    let len = 1 << 20;
+    for (name, x) in adversarial_rows(len) {
+        let expected = softmax_f64(&x);
+        for scheme in [Scheme::ThreePass, Scheme::Online, Scheme::Parallel, Scheme::Bounded] {
+            let (out, _) = run_scheme(scheme, Isa::best(), 2, &x, len);
+            let error = out.iter().zip(&expected).map(|(&y, e)| (f64::from(y) - e).abs()).fold(0.0, f64::max);
+            let largest = expected.iter().copied().fold(0.0, f64::max);
+            assert!(error <= 1e-5 * largest + 2.0_f64.powi(-100), "{}, {name}: {error:e}", scheme.name());
+        }
+    }
 }
 
 #[test]
@@ -234,7 +261,7 @@ proptest! {
     #[test]
     fn scores_within_a_bound_under_100_are_never_recomputed(x in scores(99.9)) {
         let mut out = vec![f32::NAN; x.len()];
-        let recomputed = bounded(Context { isa: Isa::best(), pool: &Pool::new(1) }, 99.9, &x, x.len(), &mut out);
+        let recomputed = bounded(Context::new(Isa::best(), &Pool::new(1)), 99.9, &x, x.len(), &mut out);
         prop_assert_eq!(recomputed, 0);
     }
 }

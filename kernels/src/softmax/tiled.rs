@@ -15,7 +15,6 @@ use super::Context;
 use super::extension::shrink;
 use super::row::{check, reference, scale, scale_and_divide, weights};
 use super::state::{State, power_of_two};
-use crate::cpu::isa::Isa;
 use crate::cpu::rows::Disjoint;
 use crate::cpu::simd::{Kernel, Simd, run};
 use std::ops::Range;
@@ -45,7 +44,7 @@ pub fn tiled(context: Context<'_>, tile: Tile, x: &[f32], cols: usize, out: &mut
         let mut states = vec![State::EMPTY; range.len() / cols];
         for start in (0..cols).step_by(tile.cols) {
             let block = start..cols.min(start + tile.cols);
-            take_in_columns(context.isa, &mut states, &x[range.clone()], block, out);
+            take_in_columns(context, &mut states, &x[range.clone()], block, out);
         }
     });
 }
@@ -54,11 +53,11 @@ pub fn tiled(context: Context<'_>, tile: Tile, x: &[f32], cols: usize, out: &mut
 ///
 /// # Panics
 /// When the shapes do not fit.
-pub fn take_in_columns(isa: Isa, states: &mut [State], x: &[f32], block: Range<usize>, out: &mut [f32]) {
+pub fn take_in_columns(context: Context<'_>, states: &mut [State], x: &[f32], block: Range<usize>, out: &mut [f32]) {
     let cols = x.len() / states.len().max(1);
     check(x, cols, out);
     assert!(block.start <= block.end && block.end <= cols, "columns {block:?} of {cols}");
-    run(isa, TakeIn { states, x, cols, block, out });
+    run(context.isa, TakeIn { states, x, cols, block, out });
 }
 
 struct TakeIn<'a> {
@@ -92,11 +91,14 @@ impl Kernel for TakeIn<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::isa::Isa;
+    use crate::cpu::pool::Pool;
     use crate::softmax::LOWEST;
     use crate::softmax::tests::{adversarial_rows, assert_close, softmax_f64};
 
     #[test]
     fn after_every_column_block_the_tiles_are_the_softmax_of_the_blocks_so_far() {
+        let pool = Pool::new(1);
         for (name, row) in adversarial_rows(200) {
             let rows = [row.clone(), row.iter().rev().copied().collect()].concat();
             for isa in Isa::available() {
@@ -104,7 +106,7 @@ mod tests {
                     let (mut states, mut out) = ([State::EMPTY; 2], vec![f32::NAN; rows.len()]);
                     for start in (0..200).step_by(width) {
                         let end = 200.min(start + width);
-                        take_in_columns(isa, &mut states, &rows, start..end, &mut out);
+                        take_in_columns(Context::new(isa, &pool), &mut states, &rows, start..end, &mut out);
                         for (x, out) in rows.chunks_exact(200).zip(out.chunks_exact(200)) {
                             assert_close(&out[..end], &softmax_f64(&x[..end]), 2e-5, name);
                             assert!(out[end..].iter().all(|y| y.is_nan()), "later tiles are untouched");
@@ -119,7 +121,7 @@ mod tests {
     fn rows_that_saw_only_masked_columns_have_the_empty_state() {
         let mut states = [State::EMPTY];
         let mut out = [f32::NAN; 4];
-        take_in_columns(Isa::best(), &mut states, &[f32::NEG_INFINITY; 4], 0..4, &mut out);
+        take_in_columns(Context::new(Isa::best(), &Pool::new(1)), &mut states, &[f32::NEG_INFINITY; 4], 0..4, &mut out);
         assert_eq!((states[0], out), (State { m: LOWEST, l: 0.0 }, [0.0; 4]));
     }
 }

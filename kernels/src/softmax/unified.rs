@@ -59,12 +59,18 @@ impl Unified {
             if self.stop_at < f32::INFINITY && s.largest(largest) - self.phi >= self.stop_at {
                 return None;
             }
-            if self.stop_below.is_some_and(|a| x.iter().any(|&x| x >= LOWEST && x - self.phi <= a)) {
+            if self.stop_below.is_some_and(|a| any_at_or_below(x, self.phi + a)) {
                 return None;
             }
         }
         Some(s.sum(l))
     }
+}
+
+/// Whether an unmasked score is that low. Without a way out of the loop, which is what lets the compiler vectorise it.
+#[inline(always)]
+fn any_at_or_below(x: &[f32], low: f32) -> bool {
+    x.iter().fold(false, |found, &x| found | ((x >= LOWEST) & (x <= low)))
 }
 
 /// Whether a sum says that nothing of weight was lost. The unmasked scores are counted only where it is that small.
