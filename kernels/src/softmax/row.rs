@@ -3,7 +3,7 @@
 use super::state::State;
 use super::{Context, LOWEST};
 use crate::cpu::rows::for_rows_mut;
-use crate::cpu::simd::{Kernel, LANES, Simd, run, store_part};
+use crate::cpu::simd::{Kernel, LANES, Simd, run};
 use crate::cpu::vector_math::exp2_from;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -17,33 +17,45 @@ const MASKED: f32 = 2.0 * LOWEST;
 /// Up to sixteen scores, masked ones behind them.
 #[inline(always)]
 pub(super) fn load_scores<S: Simd>(s: S, from: &[f32]) -> S::F {
-    let x = match from.as_array::<LANES>() {
-        Some(from) => s.load(from),
-        None => {
-            let mut lanes = [MASKED; LANES];
-            lanes[..from.len()].copy_from_slice(from);
-            s.load(&lanes)
-        }
-    };
     // In this order `max` keeps NaN.
-    s.max(s.splat(MASKED), x)
+    s.max(s.splat(MASKED), load_or(s, from, MASKED))
 }
 
 /// Up to sixteen elements, zeros behind them.
 #[inline(always)]
 pub(super) fn load<S: Simd>(s: S, from: &[f32]) -> S::F {
-    match from.as_array::<LANES>() {
-        Some(from) => s.load(from),
-        None => crate::cpu::simd::load_part(s, from),
+    load_or(s, from, 0.0)
+}
+
+/// Up to sixteen elements, `other` behind them.
+#[inline(always)]
+fn load_or<S: Simd>(s: S, from: &[f32], other: f32) -> S::F {
+    if let Some(from) = from.as_array::<LANES>() {
+        return s.load(from);
     }
+    // Element by element: a copy of unknown length would be a call, before which every loop around this one had to put its
+    // vectors into memory.
+    let mut lanes = [other; LANES];
+    for (i, lane) in lanes.iter_mut().enumerate() {
+        if let Some(x) = from.get(i) {
+            *lane = *x;
+        }
+    }
+    s.load(&lanes)
 }
 
 /// Writes as many leading lanes as `to` holds, up to sixteen.
 #[inline(always)]
 pub(super) fn store<S: Simd>(s: S, x: S::F, to: &mut [f32]) {
-    match to.as_mut_array::<LANES>() {
-        Some(to) => s.store(x, to),
-        None => store_part(s, x, to),
+    if let Some(to) = to.as_mut_array::<LANES>() {
+        return s.store(x, to);
+    }
+    let mut lanes = [0.0; LANES];
+    s.store(x, &mut lanes);
+    for (i, lane) in lanes.into_iter().enumerate() {
+        if let Some(to) = to.get_mut(i) {
+            *to = lane;
+        }
     }
 }
 
