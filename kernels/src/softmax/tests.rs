@@ -145,7 +145,7 @@ fn unified_rows_are_recomputed_exactly_where_the_tests_say() {
         x
     };
     // (scores, calibrated, two-sided, bounded by 151 and so with phi = 51)
-    let cases: [(&str, Vec<f32>, [usize; 3]); 10] = [
+    let cases: [(&str, Vec<f32>, [usize; 3]); 11] = [
         ("inside", row(3.0), [0, 0, 0]),
         ("one just under b", with(299, 59.5), [0, 0, 0]),
         ("one at b", with(299, 60.0), [1, 1, 0]),
@@ -156,6 +156,7 @@ fn unified_rows_are_recomputed_exactly_where_the_tests_say() {
         ("all just valid under the calibration", row(-99.5), [0, 1, 1]),
         ("all lost under the calibration", row(-101.0), [1, 1, 1]),
         ("over the bound", row(180.0), [1, 1, 1]),
+        ("one weight clamped, and a sum that is finite", with(9, 191.0), [1, 1, 1]),
     ];
     for (name, x, expected) in cases {
         for isa in Isa::available() {
