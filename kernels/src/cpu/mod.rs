@@ -12,10 +12,10 @@ mod kv_cache;
 mod norm;
 pub mod pool;
 mod rope;
-mod rows;
+pub(crate) mod rows;
 mod silu;
-mod simd;
-mod vector_math;
+pub(crate) mod simd;
+pub(crate) mod vector_math;
 
 pub use buffer::{Buffer, Vector};
 pub use kv_cache::KvCache;

@@ -62,7 +62,7 @@ pub(crate) fn run<K: Kernel>(isa: Isa, kernel: K) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: an `Isa` other than portable comes from `Isa::parse`, `best` or `available`, which give only what the
-        // processor has; `Cpu::new` checks it once more.
+        // processor has; `Cpu::new` and `softmax::Context::new` check it once more.
         Isa::Avx512 => unsafe { run_avx512(kernel) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
