@@ -13,6 +13,7 @@
 
 use std::any::Any;
 use std::cell::UnsafeCell;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -62,6 +63,8 @@ unsafe impl Send for Shared {}
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
+    /// For each thread what is left of its range in [`Pool::run_ranges`]; used by the holder of `busy` only.
+    ranges: Vec<Padded<Rest>>,
     busy: AtomicBool,
 }
 
@@ -91,8 +94,9 @@ impl Pool {
             let shared = Arc::clone(&shared);
             thread::Builder::new().name(format!("taper-{index}")).spawn(move || shared.work(index)).ok()
         };
-        let workers = (0..num_workers).map_while(spawn).collect();
-        Pool { shared, workers, busy: AtomicBool::new(false) }
+        let workers: Vec<_> = (0..num_workers).map_while(spawn).collect();
+        let ranges = (0..=workers.len()).map(|_| Padded(Rest::default())).collect();
+        Pool { shared, workers, ranges, busy: AtomicBool::new(false) }
     }
 
     /// Threads that work in [`Pool::run`], the caller included.
@@ -109,17 +113,109 @@ impl Pool {
     pub fn run<F: Fn(usize) + Sync>(&self, num_chunks: usize, f: F) {
         assert!(num_chunks as u64 <= COUNT_MASK, "a loop of {num_chunks} chunks is over the limit of 2^24 - 1");
         let alone = num_chunks <= 1 || self.workers.is_empty();
-        if alone || self.busy.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            (0..num_chunks).for_each(f);
-            return;
+        match (!alone).then(|| self.hold()).flatten() {
+            Some(held) => held.run(num_chunks, f),
+            None => (0..num_chunks).for_each(f),
         }
-        self.shared.run(num_chunks, &f, &self.workers);
-        let panic =
-            if self.shared.panicked.swap(false, Ordering::Relaxed) { lock(&self.shared.panic).take() } else { None };
-        self.busy.store(false, Ordering::Release);
+    }
+
+    /// Calls `f` with ranges that together are `0..num_items`, each of at most `piece` items where threads share. Every
+    /// thread goes through a contiguous part of its own, piece after piece from the front, so that what it asks of memory
+    /// ahead of time is what it will use; a thread without one takes pieces from the back of others. Otherwise as [`Pool::run`].
+    ///
+    /// # Panics
+    /// When `f` panics, when `piece` is zero, and when there are 2^32 items or more.
+    pub fn run_ranges<F: Fn(Range<usize>) + Sync>(&self, num_items: usize, piece: usize, f: F) {
+        let piece = u32::try_from(piece.min(num_items)).expect("fewer than 2^32 items");
+        let _ = u32::try_from(num_items).expect("fewer than 2^32 items");
+        let parts = self.threads().min(num_items.div_ceil(piece.max(1) as usize));
+        let Some(held) = (parts > 1).then(|| self.hold()).flatten() else {
+            if num_items > 0 {
+                f(0..num_items);
+            }
+            return;
+        };
+        assert!(piece > 0, "a piece has items");
+        let ranges = &self.ranges[..parts];
+        for (part, range) in ranges.iter().enumerate() {
+            range.0.set(part * num_items / parts, (part + 1) * num_items / parts);
+        }
+        // The first chunks are the parts, which nobody shares as long as one is unclaimed; the others help where help is due.
+        held.run(2 * parts - 1, |chunk| {
+            if chunk < parts {
+                while let Some(range) = ranges[chunk].0.take_front(piece) {
+                    f(range);
+                }
+            } else {
+                for range in ranges {
+                    while let Some(range) = range.0.take_back(piece) {
+                        f(range);
+                    }
+                }
+            }
+        });
+    }
+
+    /// The right to run a loop on all threads; none while another one runs.
+    fn hold(&self) -> Option<Held<'_>> {
+        let free = self.busy.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        free.then(|| Held { pool: self })
+    }
+}
+
+/// The right to run one loop on all threads of a pool.
+struct Held<'a> {
+    pool: &'a Pool,
+}
+
+impl Held<'_> {
+    fn run<F: Fn(usize) + Sync>(self, num_chunks: usize, f: F) {
+        let shared = &self.pool.shared;
+        shared.run(num_chunks, &f, &self.pool.workers);
+        let panic = if shared.panicked.swap(false, Ordering::Relaxed) { lock(&shared.panic).take() } else { None };
+        drop(self);
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.pool.busy.store(false, Ordering::Release);
+    }
+}
+
+/// What is left of a range of items: `first | end`, 32 bits each. The items are claims and guard no data, so no order of
+/// memory hangs on them; the loop that they belong to begins and ends with its own.
+#[derive(Default)]
+struct Rest(AtomicU64);
+
+impl Rest {
+    fn set(&self, first: usize, end: usize) {
+        self.0.store((first as u64) << 32 | end as u64, Ordering::Relaxed);
+    }
+
+    fn take_front(&self, piece: u32) -> Option<Range<usize>> {
+        self.take(|first, end| (first..end.min(first.saturating_add(piece)), true))
+    }
+
+    fn take_back(&self, piece: u32) -> Option<Range<usize>> {
+        self.take(|first, end| (first.max(end.saturating_sub(piece))..end, false))
+    }
+
+    /// Claims what `choose` takes of (first, end): from the front, or from the back.
+    fn take(&self, choose: impl Fn(u32, u32) -> (Range<u32>, bool)) -> Option<Range<usize>> {
+        let mut taken = 0..0;
+        let rest = |word: u64| {
+            let (first, end) = ((word >> 32) as u32, word as u32);
+            let (range, front) = choose(first, end);
+            let (first, end) = if front { (range.end, end) } else { (first, range.start) };
+            taken = range;
+            (!taken.is_empty()).then_some(u64::from(first) << 32 | u64::from(end))
+        };
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest).ok()?;
+        Some(taken.start as usize..taken.end as usize)
     }
 }
 
@@ -278,6 +374,40 @@ mod tests {
                 every_chunk_once(threads, num_chunks);
             }
         }
+    }
+
+    #[test]
+    fn every_item_of_a_range_runs_exactly_once_in_pieces_of_at_most_the_size_asked_for() {
+        for threads in [1, 2, 3, 7] {
+            let pool = Pool::new(threads);
+            for (num_items, piece) in [(0, 1), (1, 1), (5, 1), (5, 2), (64, 7), (1000, 3), (6, 100)] {
+                for _ in 0..100 {
+                    let calls: Vec<AtomicU32> = (0..num_items).map(|_| AtomicU32::new(0)).collect();
+                    pool.run_ranges(num_items, piece, |range| {
+                        assert!(threads == 1 || range.len() <= piece);
+                        range.for_each(|item| _ = calls[item].fetch_add(1, Ordering::Relaxed));
+                    });
+                    assert!(calls.iter().all(|calls| calls.load(Ordering::Relaxed) == 1));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_thread_that_is_done_takes_over_what_a_slow_one_has_left() {
+        let pool = Pool::new(2);
+        let slow = AtomicU32::new(0);
+        pool.run_ranges(100, 1, |range| {
+            // Item 0 opens the first part; it ends only when all others are done.
+            if range.start == 0 {
+                while slow.load(Ordering::Relaxed) < 99 {
+                    std::hint::spin_loop();
+                }
+            } else {
+                slow.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        assert_eq!(slow.into_inner(), 99);
     }
 
     #[test]

@@ -97,8 +97,9 @@ impl GemmScratch {
             let tile_rows = tile.min(rows - first);
             let (start, len) = (first * blocks, tile_rows * blocks);
             // SAFETY: every tile is given out once, and tiles do not overlap.
-            let (digits, scales, sums) =
-                unsafe { (digits.slice(start * DIGITS, len * DIGITS), scales.slice(start, len), sums.slice(start, len)) };
+            let (digits, scales, sums) = unsafe {
+                (digits.slice(start * DIGITS, len * DIGITS), scales.slice(start, len), sums.slice(start, len))
+            };
             for row in 0..tile_rows {
                 let target = RowTarget { digits, scales, sums, row, tile_rows };
                 // SAFETY: the table is only given out on machines that have its instruction set.

@@ -61,6 +61,11 @@ impl PackedMatrix {
         self.cols
     }
 
+    /// Panels of all parts.
+    pub(super) fn num_panels(&self) -> usize {
+        self.parts.iter().map(Part::num_panels).sum()
+    }
+
     /// Bytes that one product reads.
     pub fn bytes(&self) -> usize {
         self.parts.iter().map(|part| part.data.len()).sum()

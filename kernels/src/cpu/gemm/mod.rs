@@ -64,6 +64,8 @@ pub struct Context<'a> {
 
 /// Bytes of activations that a band of rows may take: half of a common second cache, beside the weights passing through.
 const BAND_BYTES: usize = 512 * 1024;
+/// Bytes of weights, times tiles of rows, that a thread takes at once: half a microsecond, some ten times what taking costs.
+const PIECE_BYTES: usize = 16 * 1024;
 
 /// `out[r] = x[r] * matrix^T (+ bias)` for the first `rows` rows; `x` is `[rows, K]`, `out` `[rows, N]`. Allocates only when
 /// the scratch has not seen this size before.
@@ -103,34 +105,38 @@ pub fn gemm(
         scratch.quantize(kernels, context.pool, x, k, wanted);
     }
     let product = Multiplication { kernels, matrix, rows, x, bias, out: SharedMut::new(out), scratch };
-    let plan = Plan::new(&product, context.pool.threads());
-    context.pool.run(plan.num_bands * plan.groups_per_band, |chunk| {
-        product.run(&plan, chunk / plan.groups_per_band, chunk % plan.groups_per_band);
+    let bands = Bands::new(&product);
+    let num_panels = matrix.num_panels();
+    context.pool.run_ranges(bands.count * num_panels, bands.piece_panels, |mut items| {
+        while !items.is_empty() {
+            let (band, first) = (items.start / num_panels, items.start % num_panels);
+            let panels = first..num_panels.min(first + items.len());
+            items.start += panels.len();
+            let rows = band * bands.rows..rows.min((band + 1) * bands.rows);
+            product.run(panels, rows);
+        }
     });
 }
 
-/// How a product is divided: bands of rows, and in each groups of panels of one part.
-struct Plan {
-    band_rows: usize,
-    num_bands: usize,
-    group_panels: usize,
-    groups_per_band: usize,
+/// How a product is divided: bands of rows, each times all panels, given out in pieces of some panels.
+struct Bands {
+    rows: usize,
+    count: usize,
+    piece_panels: usize,
 }
 
-impl Plan {
-    fn new(product: &Multiplication<'_>, threads: usize) -> Plan {
+impl Bands {
+    fn new(product: &Multiplication<'_>) -> Bands {
         let (rows, cols, tile) = (product.rows, product.matrix.cols(), product.kernels.tile_rows);
         let is_float = product.matrix.parts.iter().any(|part| Format::of(part.weight_type).is_none());
         let row_bytes = cols.saturating_mul(if is_float { size_of::<f32>() } else { DIGITS / BLOCK });
         let band_rows = (BAND_BYTES / row_bytes / tile * tile).clamp(tile, rows.next_multiple_of(tile));
-        let num_bands = rows.div_ceil(band_rows);
-        let parts = &product.matrix.parts;
-        let num_panels: usize = parts.iter().map(Part::num_panels).sum();
-        // Enough groups that a late thread costs little, and whole multiples of what kernels walk together.
-        let share = num_panels * num_bands / (threads * 4).max(1);
-        let group_panels = if share >= 8 { (share / 8 * 8).min(32) } else { share.max(1).next_multiple_of(2) };
-        let groups_per_band = parts.iter().map(|part| part.num_panels().div_ceil(group_panels)).sum();
-        Plan { band_rows, num_bands, group_panels, groups_per_band }
+        let num_panels = product.matrix.num_panels();
+        // The time of a piece grows with the bytes of weights and with the tiles of rows that each meets.
+        let panel_bytes = (product.matrix.bytes() / num_panels).max(1);
+        let tiles = rows.min(band_rows).div_ceil(tile);
+        let piece_panels = (PIECE_BYTES / panel_bytes / tiles).max(product.kernels.tile_panels);
+        Bands { rows: band_rows, count: rows.div_ceil(band_rows), piece_panels }
     }
 }
 
@@ -146,19 +152,18 @@ struct Multiplication<'a> {
 }
 
 impl Multiplication<'_> {
-    /// One group of panels times one band of rows.
-    fn run(&self, plan: &Plan, band: usize, mut group: usize) {
+    /// Some panels, counted through all parts, times one band of rows.
+    fn run(&self, mut panels: std::ops::Range<usize>, rows: std::ops::Range<usize>) {
+        let mut first = 0;
         for part in &self.matrix.parts {
-            let groups = part.num_panels().div_ceil(plan.group_panels);
-            if group < groups {
-                let first = group * plan.group_panels;
-                let panels = first..(first + plan.group_panels).min(part.num_panels());
-                let rows = band * plan.band_rows..((band + 1) * plan.band_rows).min(self.rows);
-                return self.run_part(part, panels, rows);
+            let end = first + part.num_panels();
+            if panels.start < end && !panels.is_empty() {
+                let here = panels.start - first..panels.end.min(end) - first;
+                panels.start += here.len();
+                self.run_part(part, here, rows.clone());
             }
-            group -= groups;
+            first = end;
         }
-        unreachable!("the plan has as many groups as the parts");
     }
 
     fn run_part(&self, part: &Part, panels: std::ops::Range<usize>, rows: std::ops::Range<usize>) {
