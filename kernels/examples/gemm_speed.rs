@@ -22,7 +22,7 @@ fn main() {
     let only = arguments.get(2).filter(|only| *only != "all");
     let ring_bytes = arguments.get(3).map_or(RING_BYTES, |mebibytes| mebibytes.parse::<usize>().unwrap() << 20);
     let pool = Pool::new(threads);
-    let context = Context { table: isa.table(), pool: &pool };
+    let context = Context::new(isa, &pool);
     println!("{} threads, {}, plain reads {:.1} GB/s", pool.threads(), isa.name(), read_bandwidth(&pool));
     println!("type        N x K       rows  us: median  best      GB/s: median  best   GFLOP/s: median  best");
     let model = [(960, 576), (576, 576), (3072, 576), (576, 1536)];

@@ -58,7 +58,7 @@ pub(crate) fn with_model<T: ModelTask>(
 ) -> Result<T::Output> {
     match args.backend {
         BackendKind::Cpu => {
-            let config = CpuConfig { threads: args.threads, isa: args.isa.clone() };
+            let config = CpuConfig { threads: args.threads, isa: args.isa.clone(), ..CpuConfig::default() };
             load(Cpu::new(config)?, checkpoint, options, progress, task)
         }
         BackendKind::Reference => load(Reference::new(), checkpoint, options, progress, task),

@@ -23,7 +23,7 @@ pub use kv_cache::KvCache;
 use crate::reference::angles_row;
 use crate::{AttentionParams, Backend, BackendInfo, Error, HeadLayout, KvLayout, MatrixData, Rope, StepTables};
 use attention::AttentionScratch;
-use gemm::{GemmScratch, PackedMatrix};
+use gemm::{GemmScratch, PackedMatrix, Tuning};
 use isa::Isa;
 use pool::Pool;
 use rows::{for_row_pairs_mut, for_rows_mut};
@@ -44,6 +44,8 @@ pub struct CpuConfig {
     pub threads: Option<usize>,
     /// `portable`, `avx2` or `avx512`; `None` takes the best this machine has.
     pub isa: Option<String>,
+    /// Measured choices of implementations; empty takes the built-in rule. No answer depends on it.
+    pub tuning: Tuning,
 }
 
 /// The CPU backend. Clones share the threads and the working memory.
@@ -56,6 +58,7 @@ pub struct Cpu {
 struct Shared {
     pool: Pool,
     isa: Isa,
+    tuning: Tuning,
     scratch: Mutex<Scratch>,
 }
 
@@ -84,7 +87,8 @@ impl Cpu {
             Some(threads) => threads,
             None => std::thread::available_parallelism().map_or(1, NonZero::get),
         };
-        let shared = Shared { pool: Pool::new(threads), isa, scratch: Mutex::default() };
+        let tuning = config.tuning;
+        let shared = Shared { pool: Pool::new(threads), isa, tuning, scratch: Mutex::default() };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -117,7 +121,9 @@ impl Backend for Cpu {
     }
 
     fn matrix(&self, parts: &[MatrixData<'_>]) -> Result<PackedMatrix, Error> {
-        PackedMatrix::pack(parts, self.pool())
+        let mut matrix = PackedMatrix::pack(parts, self.pool())?;
+        matrix.tune(&self.shared.tuning);
+        Ok(matrix)
     }
 
     fn matrix_bytes(&self, matrix: &PackedMatrix) -> usize {
@@ -181,7 +187,7 @@ impl Backend for Cpu {
     fn linear(&self, rows: usize, x: &Buffer, matrix: &PackedMatrix, bias: Option<&Vector>, out: &mut Buffer) {
         assert_eq!(x.cols(), matrix.cols(), "the input is as wide as the matrix");
         assert_eq!(out.cols(), matrix.rows(), "the output is as wide as the matrix is high");
-        let context = gemm::Context { table: self.isa().table(), pool: self.pool() };
+        let context = gemm::Context::new(self.isa(), self.pool());
         let bias = bias.map(Vector::values);
         gemm::gemm(context, rows, x.rows(rows), matrix, bias, out.rows_mut(rows), &mut self.scratch().gemm);
     }
@@ -296,7 +302,7 @@ mod tests {
     #[test]
     fn settings_that_cannot_be_honoured_are_refused_with_the_reason() {
         let refused = |threads, isa: Option<&str>| {
-            Cpu::new(CpuConfig { threads, isa: isa.map(String::from) }).unwrap_err().to_string()
+            Cpu::new(CpuConfig { threads, isa: isa.map(String::from), ..CpuConfig::default() }).unwrap_err().to_string()
         };
         assert!(refused(Some(0), None).contains("at least 1"));
         assert!(refused(Some(usize::MAX), None).contains("at most 1024"));
@@ -305,7 +311,7 @@ mod tests {
 
     #[test]
     fn a_cache_larger_than_memory_is_an_error_and_not_an_abort() {
-        let cpu = Cpu::new(CpuConfig { threads: Some(1), isa: None }).unwrap();
+        let cpu = Cpu::new(CpuConfig { threads: Some(1), ..CpuConfig::default() }).unwrap();
         let dtype = crate::KvDtype::F16;
         let layout = KvLayout { num_layers: 100, num_blocks: 1 << 40, num_kv_heads: 64, head_dim: 128, dtype };
         assert!(matches!(cpu.kv_cache(layout), Err(Error::OutOfMemory { what: "the KV cache", .. })));

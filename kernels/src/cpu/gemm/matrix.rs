@@ -1,5 +1,6 @@
 //! A weight matrix repacked for the kernels: sixteen rows to a panel, still quantized.
 
+use super::choice::{Crossings, Shape, Tuning};
 use super::format::{BLOCK, Format, PANEL_ROWS, Scales};
 use super::pack::{pack_panel, quant_at};
 use super::shared::SharedMut;
@@ -29,6 +30,7 @@ impl Part {
 #[derive(Debug)]
 pub struct PackedMatrix {
     pub(super) parts: Vec<Part>,
+    pub(super) crossings: Crossings,
     rows: usize,
     cols: usize,
 }
@@ -48,7 +50,17 @@ impl PackedMatrix {
             rows =
                 rows.checked_add(part.rows).ok_or(Error::OutOfMemory { what: "a weight matrix", bytes: usize::MAX })?;
         }
-        Ok(PackedMatrix { parts: packed, rows, cols })
+        Ok(PackedMatrix { parts: packed, crossings: Crossings::new(), rows, cols })
+    }
+
+    /// Takes the implementations that were measured for its shape.
+    pub fn tune(&mut self, tuning: &Tuning) {
+        self.crossings = tuning.crossings(self.shape());
+    }
+
+    /// What measurements know it by.
+    pub fn shape(&self) -> Shape {
+        Shape { weight_type: self.parts[0].weight_type, outputs: self.rows, inputs: self.cols }
     }
 
     /// Outputs N.

@@ -32,6 +32,7 @@ mod activations;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod choice;
 mod format;
 mod kernels;
 mod matrix;
@@ -42,10 +43,11 @@ mod shared;
 mod tests;
 
 pub use activations::GemmScratch;
+pub use choice::{Choice, Shape, Tuning};
 pub(crate) use kernels::Kernels;
 pub use matrix::PackedMatrix;
 
-use super::isa::Table;
+use super::isa::Isa;
 use super::pool::Pool;
 use activations::DIGITS;
 use format::{BLOCK, Format, PANEL_ROWS, Terms};
@@ -56,10 +58,19 @@ use shared::SharedMut;
 /// What a product runs on.
 #[derive(Debug, Clone, Copy)]
 pub struct Context<'a> {
-    /// Kernels of an instruction set.
-    pub table: &'static Table,
+    /// The best instruction set that may be used.
+    pub isa: Isa,
     /// Threads.
     pub pool: &'a Pool,
+    /// The implementation; `None` takes what the matrix was tuned for.
+    pub choice: Option<Choice>,
+}
+
+impl<'a> Context<'a> {
+    /// Everything up to an instruction set, chosen by shape.
+    pub fn new(isa: Isa, pool: &'a Pool) -> Context<'a> {
+        Context { isa, pool, choice: None }
+    }
 }
 
 /// Bytes of activations that a band of rows may take: half of a common second cache, beside the weights passing through.
@@ -97,14 +108,16 @@ pub fn gemm(
         }
         return;
     }
-    let kernels = &context.table.gemm;
+    let choice = context.choice.unwrap_or_else(|| choice::choose(&matrix.crossings, context.isa, rows));
+    let kernels = &choice.isa.table().gemm;
+    assert!((1..=kernels.tile_rows).contains(&choice.tile_rows), "tiles of {} rows", choice.tile_rows);
     let formats = || matrix.parts.iter().filter_map(|part| Format::of(part.weight_type));
     if formats().next().is_some() {
         let mut wanted = [false; Terms::COUNT];
         formats().for_each(|format| wanted[format.terms() as usize] = true);
-        scratch.quantize(kernels, context.pool, x, k, wanted);
+        scratch.quantize(context.pool, choice, x, k, wanted);
     }
-    let product = Multiplication { kernels, matrix, rows, x, bias, out: SharedMut::new(out), scratch };
+    let product = Multiplication { choice, kernels, matrix, rows, x, bias, out: SharedMut::new(out), scratch };
     let bands = Bands::new(&product);
     let num_panels = matrix.num_panels();
     context.pool.run_ranges(bands.count * num_panels, bands.piece_panels, |mut items| {
@@ -127,7 +140,7 @@ struct Bands {
 
 impl Bands {
     fn new(product: &Multiplication<'_>) -> Bands {
-        let (rows, cols, tile) = (product.rows, product.matrix.cols(), product.kernels.tile_rows);
+        let (rows, cols, tile) = (product.rows, product.matrix.cols(), product.choice.tile_rows);
         let is_float = product.matrix.parts.iter().any(|part| Format::of(part.weight_type).is_none());
         let row_bytes = cols.saturating_mul(if is_float { size_of::<f32>() } else { DIGITS / BLOCK });
         let band_rows = (BAND_BYTES / row_bytes / tile * tile).clamp(tile, rows.next_multiple_of(tile));
@@ -135,13 +148,14 @@ impl Bands {
         // The time of a piece grows with the bytes of weights and with the tiles of rows that each meets.
         let panel_bytes = (product.matrix.bytes() / num_panels).max(1);
         let tiles = rows.min(band_rows).div_ceil(tile);
-        let piece_panels = (PIECE_BYTES / panel_bytes / tiles).max(product.kernels.tile_panels);
+        let piece_panels = (PIECE_BYTES / panel_bytes / tiles).max(product.choice.tile_panels);
         Bands { rows: band_rows, count: rows.div_ceil(band_rows), piece_panels }
     }
 }
 
 /// One product in progress.
 struct Multiplication<'a> {
+    choice: Choice,
     kernels: &'static Kernels,
     matrix: &'a PackedMatrix,
     rows: usize,
@@ -167,8 +181,8 @@ impl Multiplication<'_> {
     }
 
     fn run_part(&self, part: &Part, panels: std::ops::Range<usize>, rows: std::ops::Range<usize>) {
-        let tile = self.kernels.tile_rows;
-        let at_once = if rows.len() <= tile { panels.len() } else { self.kernels.tile_panels };
+        let tile = self.choice.tile_rows;
+        let at_once = if rows.len() <= tile { panels.len() } else { self.choice.tile_panels };
         let kernel = self.kernels.product(part.weight_type);
         for first_panel in panels.clone().step_by(at_once) {
             let num_panels = at_once.min(panels.end - first_panel);
@@ -176,7 +190,7 @@ impl Multiplication<'_> {
                 let task = self.task(part, first_panel, num_panels, first_row, tile.min(rows.end - first_row));
                 // SAFETY: the table is only given out on machines that have its instruction set. `task` takes its pointers
                 // from slices that are alive and as long as rows and panels ask for (asserted at the door, sized in `pack`
-                // and `quantize`); the outputs of a group and band belong to one chunk, and every chunk runs once.
+                // and `quantize`); the outputs of a panel and band belong to one item, and every item runs once.
                 unsafe { kernel(&task) };
             }
         }

@@ -2,7 +2,7 @@
 //! and right against float64.
 
 use super::format::{BLOCK, Format};
-use super::{Context, GemmScratch, PackedMatrix, gemm};
+use super::{Choice, Context, GemmScratch, PackedMatrix, gemm};
 use crate::cpu::isa::Isa;
 use crate::cpu::pool::Pool;
 use crate::reference::dequantize::dequantize_row;
@@ -52,7 +52,7 @@ fn random_x(rows: usize, cols: usize, seed: u64) -> Vec<f32> {
 
 fn multiply(isa: Isa, pool: &Pool, rows: usize, x: &[f32], matrix: &PackedMatrix, bias: Option<&[f32]>) -> Vec<f32> {
     let mut out = vec![f32::NAN; rows * matrix.rows()];
-    gemm(Context { table: isa.table(), pool }, rows, x, matrix, bias, &mut out, &mut GemmScratch::default());
+    gemm(Context::new(isa, pool), rows, x, matrix, bias, &mut out, &mut GemmScratch::default());
     out
 }
 
@@ -154,6 +154,25 @@ fn agrees_with_float64(weight_type: WeightType) {
 }
 
 #[test]
+fn every_choice_gives_the_same_bits() {
+    let pool = Pool::new(2);
+    for weight_type in [WeightType::Q4_1, WeightType::Q6_K, WeightType::BF16] {
+        let weights = Weights::random(weight_type, 90, 512, 5);
+        let matrix = PackedMatrix::pack(&[weights.data()], &pool).unwrap();
+        let x = random_x(33, 512, 6);
+        let expected = bits(&expected(&x, &matrix, None));
+        for rows in [1, 2, 5, 8, 9, 33] {
+            for choice in Choice::candidates(Isa::best(), rows) {
+                let mut out = vec![f32::NAN; rows * 90];
+                let context = Context { choice: Some(choice), ..Context::new(Isa::best(), &pool) };
+                gemm(context, rows, &x, &matrix, None, &mut out, &mut GemmScratch::default());
+                assert!(bits(&out) == expected[..rows * 90], "{weight_type:?}, {rows} rows, {}", choice.name());
+            }
+        }
+    }
+}
+
+#[test]
 fn embedding_rows_decode_to_the_bits_of_the_file() {
     let pool = Pool::new(2);
     for weight_type in WeightType::ALL {
@@ -206,7 +225,7 @@ fn nothing_outside_the_live_rows_is_read_or_written() {
     x[2 * 64..].fill(f32::NAN);
     for isa in Isa::available() {
         let mut out = vec![-7.0; 4 * 40];
-        gemm(Context { table: isa.table(), pool: &pool }, 2, &x, &matrix, None, &mut out, &mut GemmScratch::default());
+        gemm(Context::new(isa, &pool), 2, &x, &matrix, None, &mut out, &mut GemmScratch::default());
         assert!(out[..2 * 40].iter().all(|x| x.is_finite()));
         assert!(out[2 * 40..].iter().all(|&x| x == -7.0));
     }
@@ -335,7 +354,7 @@ fn a_scratch_of_an_earlier_larger_product_changes_nothing() {
         let matrix = PackedMatrix::pack(&[weights.data()], &pool).unwrap();
         let x = random_x(rows, cols, 8);
         let mut out = vec![0.0; rows * 33];
-        gemm(Context { table: Isa::best().table(), pool: &pool }, rows, &x, &matrix, None, &mut out, &mut scratch);
+        gemm(Context::new(Isa::best(), &pool), rows, &x, &matrix, None, &mut out, &mut scratch);
         assert_eq!(bits(&out), bits(&multiply(Isa::Portable, &pool, rows, &x, &matrix, None)));
     }
 }

@@ -1,0 +1,186 @@
+//! Which implementation computes a product, by its shape and its number of rows. All choices belong to one numerics class
+//! and give the same bits; only time depends on them. Built in is a rule; measurements (`taper tune`) give better ones.
+
+use crate::WeightType;
+use crate::cpu::isa::Isa;
+use std::collections::HashMap;
+
+/// What a measurement is about: one matrix, however many rows it is multiplied with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Shape {
+    /// Type of the weights (of the first part, where parts differ).
+    pub weight_type: WeightType,
+    /// Outputs N.
+    pub outputs: usize,
+    /// Inputs K.
+    pub inputs: usize,
+}
+
+/// An implementation: kernels of an instruction set, and how rows and panels are cut for them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Choice {
+    /// Instruction set.
+    pub isa: Isa,
+    /// Rows that share one unpacking of a block, 1 to [`Choice::most_tile_rows`].
+    pub tile_rows: usize,
+    /// Panels of 16 outputs that stay in the first cache while several tiles of rows pass.
+    pub tile_panels: usize,
+}
+
+impl Choice {
+    /// The rule where nothing was measured: as few tiles as the kernels allow, all of nearly the same size.
+    pub fn builtin(isa: Isa, rows: usize) -> Choice {
+        let tiles = rows.div_ceil(Choice::most_tile_rows(isa)).max(1);
+        Choice { isa, tile_rows: rows.div_ceil(tiles).max(1), tile_panels: isa.table().gemm.tile_panels }
+    }
+
+    /// Most rows of one tile.
+    pub fn most_tile_rows(isa: Isa) -> usize {
+        isa.table().gemm.tile_rows
+    }
+
+    /// What can be chosen for that many rows with the instruction sets up to `isa`, the rule of [`Choice::builtin`] first.
+    pub fn candidates(isa: Isa, rows: usize) -> Vec<Choice> {
+        let mut candidates = vec![Choice::builtin(isa, rows)];
+        // Plain Rust never wins where there is anything else.
+        let sets = Isa::available().into_iter().filter(|&set| set <= isa && (set > Isa::Portable || isa == set));
+        for isa in sets {
+            let most = Choice::most_tile_rows(isa);
+            for tiles in rows.div_ceil(most)..=rows.div_ceil(most.min(rows).div_ceil(2)) {
+                let tile_rows = rows.div_ceil(tiles);
+                let tile_panels: &[usize] = if tiles == 1 { &[2] } else { &[1, 2, 4, 8] };
+                candidates.extend(tile_panels.iter().map(|&tile_panels| Choice { isa, tile_rows, tile_panels }));
+            }
+        }
+        let mut seen = Vec::new();
+        candidates.retain(|choice| {
+            !seen.contains(choice) && {
+                seen.push(*choice);
+                true
+            }
+        });
+        candidates
+    }
+
+    /// How tables and files write it, `avx512 8x2`: tile rows by tile panels.
+    pub fn name(self) -> String {
+        format!("{} {}x{}", self.isa.name(), self.tile_rows, self.tile_panels)
+    }
+
+    /// The choice of that name; `None` when it is none, or not one of this machine.
+    pub fn parse(name: &str) -> Option<Choice> {
+        let (isa, tile) = name.split_once(' ')?;
+        let (rows, panels) = tile.split_once('x')?;
+        let isa = Isa::parse(isa).ok()?;
+        let (tile_rows, tile_panels) = (rows.parse().ok()?, panels.parse().ok()?);
+        let fits = (1..=Choice::most_tile_rows(isa)).contains(&tile_rows) && (1..=1024).contains(&tile_panels);
+        fits.then_some(Choice { isa, tile_rows, tile_panels })
+    }
+}
+
+/// The choices of some shapes, as measured on this machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tuning {
+    shapes: HashMap<Shape, Crossings>,
+}
+
+/// For one shape: from how many rows on which choice is taken, ascending.
+pub(super) type Crossings = Vec<(usize, Choice)>;
+
+impl Tuning {
+    /// Takes `choice` for products of `shape` with `rows` rows or more, up to the next such number.
+    pub fn set(&mut self, shape: Shape, rows: usize, choice: Choice) {
+        let crossings = self.shapes.entry(shape).or_default();
+        let at = crossings.partition_point(|&(from, _)| from < rows);
+        if crossings.get(at).is_some_and(|&(from, _)| from == rows) {
+            crossings[at].1 = choice;
+        } else {
+            crossings.insert(at, (rows, choice));
+        }
+    }
+
+    /// Every (shape, rows, choice), sorted.
+    pub fn entries(&self) -> Vec<(Shape, usize, Choice)> {
+        let all = self.shapes.iter().flat_map(|(&shape, crossings)| crossings.iter().map(move |&(r, c)| (shape, r, c)));
+        let mut entries: Vec<_> = all.collect();
+        entries.sort_by_key(|&(shape, rows, _)| (shape, rows));
+        entries
+    }
+
+    /// Shapes that were measured.
+    pub fn num_shapes(&self) -> usize {
+        self.shapes.len()
+    }
+
+    pub(super) fn crossings(&self, shape: Shape) -> Crossings {
+        self.shapes.get(&shape).cloned().unwrap_or_default()
+    }
+}
+
+/// What `crossings` say for that many rows, among instruction sets up to `isa`; else the built-in rule.
+pub(super) fn choose(crossings: &Crossings, isa: Isa, rows: usize) -> Choice {
+    let measured = crossings.iter().rev().find(|&&(from, _)| from <= rows).map(|&(_, choice)| choice);
+    match measured {
+        // A tile larger than the rows there are is the same as one of just their number.
+        Some(choice) if choice.isa <= isa => Choice { tile_rows: choice.tile_rows.min(rows.max(1)), ..choice },
+        _ => Choice::builtin(isa, rows),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: Shape = Shape { weight_type: WeightType::Q8_0, outputs: 64, inputs: 96 };
+
+    #[test]
+    fn the_rule_cuts_rows_into_few_tiles_of_nearly_one_size() {
+        let isa = Isa::best();
+        let most = Choice::most_tile_rows(isa);
+        for rows in 1..200 {
+            let Choice { tile_rows, .. } = Choice::builtin(isa, rows);
+            assert!(tile_rows <= most && rows.div_ceil(tile_rows) == rows.div_ceil(most), "{rows}: {tile_rows}");
+        }
+        assert_eq!(Choice::builtin(isa, most + 1).tile_rows, most / 2 + 1);
+    }
+
+    #[test]
+    fn candidates_are_distinct_fit_their_kernels_and_come_back_from_their_names() {
+        for isa in Isa::available() {
+            for rows in [1, 2, 3, 7, 8, 9, 16, 33, 256] {
+                let candidates = Choice::candidates(isa, rows);
+                assert_eq!(candidates[0], Choice::builtin(isa, rows));
+                for (index, choice) in candidates.iter().enumerate() {
+                    assert!(!candidates[..index].contains(choice));
+                    assert_eq!(Choice::parse(&choice.name()), Some(*choice));
+                }
+            }
+        }
+        for name in ["", "avx512", "avx9 8x2", "portable 0x1", "portable 99x1", "portable 1x", "portable 1x0"] {
+            assert_eq!(Choice::parse(name), None, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_choice_holds_from_its_number_of_rows_to_the_next() {
+        let isa = Isa::best();
+        let [few, many] = [1, 2].map(|tile_panels| Choice { tile_panels, ..Choice::builtin(isa, 4) });
+        let mut tuning = Tuning::default();
+        tuning.set(SHAPE, 32, few);
+        tuning.set(SHAPE, 4, few);
+        tuning.set(SHAPE, 32, many);
+        let crossings = tuning.crossings(SHAPE);
+        assert_eq!(choose(&crossings, isa, 3), Choice::builtin(isa, 3));
+        assert_eq!([4, 31, 32, 500].map(|rows| choose(&crossings, isa, rows)), [few, few, many, many]);
+        assert_eq!(tuning.entries(), [(SHAPE, 4, few), (SHAPE, 32, many)]);
+    }
+
+    #[test]
+    fn a_forced_instruction_set_is_not_left_for_a_faster_one() {
+        let mut tuning = Tuning::default();
+        tuning.set(SHAPE, 1, Choice::builtin(Isa::best(), 8));
+        for isa in Isa::available() {
+            assert!(choose(&tuning.crossings(SHAPE), isa, 8).isa <= isa);
+        }
+    }
+}
