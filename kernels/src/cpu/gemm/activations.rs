@@ -3,8 +3,8 @@
 //! walk them. A tile of R rows (as many as the instruction set's tile, fewer at the end) is `[block][R][high 32 | low 32]`
 //! int8, `[block][R]` scales and `[block][R]` terms (see [`Terms`]), so that one block of all its rows lies together.
 
-use super::choice::Choice;
 use super::format::{BLOCK, Terms};
+use super::kernels::Kernels;
 use super::shared::SharedMut;
 use crate::cpu::pool::Pool;
 
@@ -69,13 +69,13 @@ pub(super) fn block_scale(largest_bits: u32) -> (f32, f32) {
 }
 
 impl GemmScratch {
-    /// Quantizes the rows of `x` in tiles as `choice` has them, with the terms in `wanted`.
+    /// Quantizes the rows of `x` (each `cols` wide) in tiles of `tile`, with the terms in `wanted`.
     pub(super) fn quantize(
         &mut self,
         pool: &Pool,
-        choice: Choice,
-        x: &[f32],
-        cols: usize,
+        kernels: &Kernels,
+        tile: usize,
+        (x, cols): (&[f32], usize),
         wanted: [bool; Terms::COUNT],
     ) {
         let blocks = cols / BLOCK;
@@ -88,7 +88,6 @@ impl GemmScratch {
                 grow(terms, rows * blocks * kind.words());
             }
         }
-        let (tile, kernels) = (choice.tile_rows, &choice.isa.table().gemm);
         let (digits, scales) = (SharedMut::new(&mut self.digits), SharedMut::new(&mut self.scales));
         let sums = SharedMut::new(&mut self.sums);
         let terms = self.terms.each_mut().map(|terms| SharedMut::new(terms));
@@ -137,7 +136,7 @@ mod tests {
 
     fn quantize(isa: Isa, x: &[f32]) -> GemmScratch {
         let mut scratch = GemmScratch::default();
-        scratch.quantize(&Pool::new(1), Choice::builtin(isa, 1), x, x.len(), [true; Terms::COUNT]);
+        scratch.quantize(&Pool::new(1), &isa.table().gemm, 1, (x, x.len()), [true; Terms::COUNT]);
         scratch
     }
 

@@ -21,17 +21,23 @@ pub struct Shape {
 pub struct Choice {
     /// Instruction set.
     pub isa: Isa,
-    /// Rows that share one unpacking of a block, 1 to [`Choice::most_tile_rows`].
+    /// Most rows that share one unpacking of a block, 1 to [`Choice::most_tile_rows`]; tiles are of nearly one size.
     pub tile_rows: usize,
     /// Panels of 16 outputs that stay in the first cache while several tiles of rows pass.
     pub tile_panels: usize,
 }
 
 impl Choice {
-    /// The rule where nothing was measured: as few tiles as the kernels allow, all of nearly the same size.
-    pub fn builtin(isa: Isa, rows: usize) -> Choice {
-        let tiles = rows.div_ceil(Choice::most_tile_rows(isa)).max(1);
-        Choice { isa, tile_rows: rows.div_ceil(tiles).max(1), tile_panels: isa.table().gemm.tile_panels }
+    /// The rule where nothing was measured: as few tiles as the kernels allow.
+    pub fn builtin(isa: Isa) -> Choice {
+        let kernels = &isa.table().gemm;
+        Choice { isa, tile_rows: kernels.tile_rows, tile_panels: kernels.tile_panels }
+    }
+
+    /// Rows of a tile when there are that many in all: as few tiles as may be, and all of nearly the same size.
+    pub(super) fn rows_of_a_tile(self, rows: usize) -> usize {
+        let tiles = rows.div_ceil(self.tile_rows).max(1);
+        rows.div_ceil(tiles).max(1)
     }
 
     /// Most rows of one tile.
@@ -41,23 +47,23 @@ impl Choice {
 
     /// What can be chosen for that many rows with the instruction sets up to `isa`, the rule of [`Choice::builtin`] first.
     pub fn candidates(isa: Isa, rows: usize) -> Vec<Choice> {
-        let mut candidates = vec![Choice::builtin(isa, rows)];
+        let mut candidates = vec![Choice::builtin(isa)];
         // Plain Rust never wins where there is anything else.
         let sets = Isa::available().into_iter().filter(|&set| set <= isa && (set > Isa::Portable || isa == set));
         for isa in sets {
-            let most = Choice::most_tile_rows(isa);
-            for tiles in rows.div_ceil(most)..=rows.div_ceil(most.min(rows).div_ceil(2)) {
-                let tile_rows = rows.div_ceil(tiles);
-                let tile_panels: &[usize] = if tiles == 1 { &[2] } else { &[1, 2, 4, 8] };
-                candidates.extend(tile_panels.iter().map(|&tile_panels| Choice { isa, tile_rows, tile_panels }));
+            let Choice { tile_rows: most, tile_panels, .. } = Choice::builtin(isa);
+            for tile_rows in most / 2..=most {
+                let panels = if rows <= tile_rows { vec![tile_panels] } else { vec![1, 2, 4, 8] };
+                candidates.extend(panels.into_iter().map(|tile_panels| Choice { isa, tile_rows, tile_panels }));
             }
         }
+        // Choices that cut this number of rows alike are one.
+        let cut = |choice: &Choice| (choice.isa, choice.rows_of_a_tile(rows), choice.tile_panels);
         let mut seen = Vec::new();
         candidates.retain(|choice| {
-            !seen.contains(choice) && {
-                seen.push(*choice);
-                true
-            }
+            let is_new = !seen.contains(&cut(choice));
+            seen.push(cut(choice));
+            is_new
         });
         candidates
     }
@@ -120,11 +126,7 @@ impl Tuning {
 /// What `crossings` say for that many rows, among instruction sets up to `isa`; else the built-in rule.
 pub(super) fn choose(crossings: &Crossings, isa: Isa, rows: usize) -> Choice {
     let measured = crossings.iter().rev().find(|&&(from, _)| from <= rows).map(|&(_, choice)| choice);
-    match measured {
-        // A tile larger than the rows there are is the same as one of just their number.
-        Some(choice) if choice.isa <= isa => Choice { tile_rows: choice.tile_rows.min(rows.max(1)), ..choice },
-        _ => Choice::builtin(isa, rows),
-    }
+    measured.filter(|choice| choice.isa <= isa).unwrap_or_else(|| Choice::builtin(isa))
 }
 
 #[cfg(test)]
@@ -138,10 +140,10 @@ mod tests {
         let isa = Isa::best();
         let most = Choice::most_tile_rows(isa);
         for rows in 1..200 {
-            let Choice { tile_rows, .. } = Choice::builtin(isa, rows);
+            let tile_rows = Choice::builtin(isa).rows_of_a_tile(rows);
             assert!(tile_rows <= most && rows.div_ceil(tile_rows) == rows.div_ceil(most), "{rows}: {tile_rows}");
         }
-        assert_eq!(Choice::builtin(isa, most + 1).tile_rows, most / 2 + 1);
+        assert_eq!(Choice::builtin(isa).rows_of_a_tile(most + 1), most / 2 + 1);
     }
 
     #[test]
@@ -149,7 +151,7 @@ mod tests {
         for isa in Isa::available() {
             for rows in [1, 2, 3, 7, 8, 9, 16, 33, 256] {
                 let candidates = Choice::candidates(isa, rows);
-                assert_eq!(candidates[0], Choice::builtin(isa, rows));
+                assert_eq!(candidates[0], Choice::builtin(isa));
                 for (index, choice) in candidates.iter().enumerate() {
                     assert!(!candidates[..index].contains(choice));
                     assert_eq!(Choice::parse(&choice.name()), Some(*choice));
@@ -164,13 +166,13 @@ mod tests {
     #[test]
     fn a_choice_holds_from_its_number_of_rows_to_the_next() {
         let isa = Isa::best();
-        let [few, many] = [1, 2].map(|tile_panels| Choice { tile_panels, ..Choice::builtin(isa, 4) });
+        let [few, many] = [1, 2].map(|tile_panels| Choice { tile_panels, ..Choice::builtin(isa) });
         let mut tuning = Tuning::default();
         tuning.set(SHAPE, 32, few);
         tuning.set(SHAPE, 4, few);
         tuning.set(SHAPE, 32, many);
         let crossings = tuning.crossings(SHAPE);
-        assert_eq!(choose(&crossings, isa, 3), Choice::builtin(isa, 3));
+        assert_eq!(choose(&crossings, isa, 3), Choice::builtin(isa));
         assert_eq!([4, 31, 32, 500].map(|rows| choose(&crossings, isa, rows)), [few, few, many, many]);
         assert_eq!(tuning.entries(), [(SHAPE, 4, few), (SHAPE, 32, many)]);
     }
@@ -178,7 +180,7 @@ mod tests {
     #[test]
     fn a_forced_instruction_set_is_not_left_for_a_faster_one() {
         let mut tuning = Tuning::default();
-        tuning.set(SHAPE, 1, Choice::builtin(Isa::best(), 8));
+        tuning.set(SHAPE, 1, Choice::builtin(Isa::best()));
         for isa in Isa::available() {
             assert!(choose(&tuning.crossings(SHAPE), isa, 8).isa <= isa);
         }

@@ -111,13 +111,15 @@ pub fn gemm(
     let choice = context.choice.unwrap_or_else(|| choice::choose(&matrix.crossings, context.isa, rows));
     let kernels = &choice.isa.table().gemm;
     assert!((1..=kernels.tile_rows).contains(&choice.tile_rows), "tiles of {} rows", choice.tile_rows);
+    let tile_rows = choice.rows_of_a_tile(rows);
     let formats = || matrix.parts.iter().filter_map(|part| Format::of(part.weight_type));
     if formats().next().is_some() {
         let mut wanted = [false; Terms::COUNT];
         formats().for_each(|format| wanted[format.terms() as usize] = true);
-        scratch.quantize(context.pool, choice, x, k, wanted);
+        scratch.quantize(context.pool, kernels, tile_rows, (x, k), wanted);
     }
-    let product = Multiplication { choice, kernels, matrix, rows, x, bias, out: SharedMut::new(out), scratch };
+    let product =
+        Multiplication { choice, tile_rows, kernels, matrix, rows, x, bias, out: SharedMut::new(out), scratch };
     let bands = Bands::new(&product);
     let num_panels = matrix.num_panels();
     context.pool.run_ranges(bands.count * num_panels, bands.piece_panels, |mut items| {
@@ -140,7 +142,7 @@ struct Bands {
 
 impl Bands {
     fn new(product: &Multiplication<'_>) -> Bands {
-        let (rows, cols, tile) = (product.rows, product.matrix.cols(), product.choice.tile_rows);
+        let (rows, cols, tile) = (product.rows, product.matrix.cols(), product.tile_rows);
         let is_float = product.matrix.parts.iter().any(|part| Format::of(part.weight_type).is_none());
         let row_bytes = cols.saturating_mul(if is_float { size_of::<f32>() } else { DIGITS / BLOCK });
         let band_rows = (BAND_BYTES / row_bytes / tile * tile).clamp(tile, rows.next_multiple_of(tile));
@@ -156,6 +158,7 @@ impl Bands {
 /// One product in progress.
 struct Multiplication<'a> {
     choice: Choice,
+    tile_rows: usize,
     kernels: &'static Kernels,
     matrix: &'a PackedMatrix,
     rows: usize,
@@ -181,7 +184,7 @@ impl Multiplication<'_> {
     }
 
     fn run_part(&self, part: &Part, panels: std::ops::Range<usize>, rows: std::ops::Range<usize>) {
-        let tile = self.choice.tile_rows;
+        let tile = self.tile_rows;
         let at_once = if rows.len() <= tile { panels.len() } else { self.choice.tile_panels };
         let kernel = self.kernels.product(part.weight_type);
         for first_panel in panels.clone().step_by(at_once) {
