@@ -8,6 +8,8 @@
 //! result depends on its own sequence only. All activations are allocated at load for the largest step, so a forward pass
 //! allocates nothing.
 
+mod fill;
+
 use crate::step::Batch;
 use crate::weights::{Layer, Weights};
 use crate::{Error, Logits, ModelConfig, SequenceSlice, memory};
@@ -180,6 +182,11 @@ impl<B: Backend> Llama<B> {
     /// Bytes that one position takes in the KV cache.
     pub fn kv_bytes_per_token(&self) -> usize {
         self.kv_bytes_per_token
+    }
+
+    /// Computes attention in another way from now on.
+    pub fn set_attention(&mut self, attention: AttentionScheme) {
+        self.attention = attention;
     }
 
     /// Runs one step: stores the keys and values of every token, and computes the logits that the slices ask for.

@@ -20,6 +20,7 @@ fn main() -> ExitCode {
         Command::Chat(args) => commands::chat::run(&args),
         Command::Run(args) => commands::run::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
+        Command::Doctor(args) => commands::doctor::run(&args),
         Command::Perplexity(args) => commands::perplexity::run(&args),
         Command::Pull(args) => commands::pull::run(&args),
         Command::List(args) => commands::list::run(&args),

@@ -10,7 +10,9 @@ pub mod gemm;
 pub mod isa;
 mod kv_cache;
 mod norm;
+mod operations;
 pub mod pool;
+mod read;
 mod rope;
 mod rows;
 mod silu;
@@ -19,6 +21,8 @@ mod vector_math;
 
 pub use buffer::{Buffer, Vector};
 pub use kv_cache::KvCache;
+pub use operations::{Operation, operations};
+pub use read::read;
 
 use crate::reference::angles_row;
 use crate::{AttentionParams, Backend, BackendInfo, Error, HeadLayout, KvLayout, MatrixData, Rope, StepTables};

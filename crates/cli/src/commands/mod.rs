@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod chat;
+pub(crate) mod doctor;
 pub(crate) mod list;
 pub(crate) mod perplexity;
 pub(crate) mod pull;
