@@ -56,7 +56,8 @@ impl Plot {
         let mut svg = String::new();
         self.draw(&mut svg).map_err(|reason| Error::Plot { title: self.title.clone(), reason })?;
         svg = svg.replace("#000001", "currentColor").replace("#000002", "var(--grid)");
-        // As wide as the page has room.
+        // Inside a page the name space goes without saying, and the page says how wide it is.
+        svg = svg.replacen(" xmlns=\"http://www.w3.org/2000/svg\"", "", 1);
         let size = format!("<svg width=\"{}\" height=\"{}\"", SIZE.0, SIZE.1);
         svg = svg.replacen(&size, "<svg", 1);
         for index in 0..self.series.len() {
