@@ -48,6 +48,14 @@ impl Plot {
         self.series.iter().filter(|series| !series.points.is_empty()).collect()
     }
 
+    /// Every x that has a point, in order.
+    pub fn xs(&self) -> Vec<f64> {
+        let mut xs: Vec<f64> = self.series.iter().flat_map(|series| &series.points).map(|point| point.0).collect();
+        xs.sort_by(f64::total_cmp);
+        xs.dedup();
+        xs
+    }
+
     /// The picture; the legend is the page's.
     ///
     /// # Errors
@@ -68,9 +76,7 @@ impl Plot {
 
     fn draw(&self, svg: &mut String) -> Result<(), String> {
         let shown = self.shown();
-        let mut xs: Vec<f64> = shown.iter().flat_map(|series| &series.points).map(|point| point.0).collect();
-        xs.sort_by(f64::total_cmp);
-        xs.dedup();
+        let xs = self.xs();
         let place = |x: f64| xs.iter().position(|known| *known == x).unwrap_or(0) as i32;
         let ys = shown.iter().flat_map(|series| &series.points).map(|point| point.1);
         let top = ys.chain(self.line.iter().map(|line| line.1)).filter(|y| y.is_finite()).fold(0.0, f64::max);

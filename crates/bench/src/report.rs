@@ -1,6 +1,7 @@
 //! A run as one web page without a reference to anything outside it: plots, and the rows in a table.
 
 use crate::plot::Plot;
+use crate::record::figure as digits;
 use crate::{Error, Finished, Record};
 use std::fmt::Write as _;
 
@@ -34,25 +35,41 @@ pub fn html(command: &str, finished: &Finished, plots: &[Plot]) -> Result<String
     if !finished.void.is_empty() {
         let _ = writeln!(page, "<p class=\"void\">{}</p>", escape(&finished.void_reason()));
     }
-    page.push_str("<div class=\"plots\">\n");
     for plot in plots.iter().filter(|plot| plot.has_points()) {
         figure(&mut page, plot)?;
     }
-    page.push_str("</div>\n");
+    page.push_str("<h2>All rows</h2>\n");
     table(&mut page, &finished.records);
     Ok(page)
 }
 
+/// A plot, and beside it its figures: a line per series, a column per x. The table is the legend.
 fn figure(page: &mut String, plot: &Plot) -> Result<(), Error> {
-    let _ = writeln!(page, "<figure><figcaption>{}</figcaption>\n{}", escape(&plot.title), plot.svg()?);
-    page.push_str("<ul>");
+    let _ = write!(page, "<figure><figcaption>{}</figcaption>\n{}", escape(&plot.title), plot.svg()?);
+    let xs = plot.xs();
+    let _ = write!(page, "<div class=\"rows\"><table><thead><tr><th class=\"text\">{}</th>", escape(&plot.x));
+    for x in &xs {
+        let _ = write!(page, "<th>{x}</th>");
+    }
+    page.push_str("</tr></thead><tbody>\n");
     for (index, series) in plot.shown().iter().enumerate() {
-        let _ = write!(page, "<li style=\"--c:var(--s{index})\">{}</li>", escape(&series.name));
+        let _ = write!(page, "<tr><td class=\"text key\" style=\"--c:var(--s{index})\">{}</td>", escape(&series.name));
+        for x in &xs {
+            let y = series.points.iter().find(|point| point.0 == *x).map_or_else(String::new, |point| digits(point.1));
+            let _ = write!(page, "<td>{y}</td>");
+        }
+        page.push_str("</tr>\n");
     }
     if let Some((name, level)) = &plot.line {
-        let _ = write!(page, "<li class=\"level\">{}, {level:.1}</li>", escape(name));
+        let _ = writeln!(
+            page,
+            "<tr><td class=\"text level\">{}</td><td colspan=\"{}\" class=\"text\">{}</td></tr>",
+            escape(name),
+            xs.len(),
+            digits(*level)
+        );
     }
-    page.push_str("</ul></figure>\n");
+    page.push_str("</tbody></table></div></figure>\n");
     Ok(())
 }
 
@@ -79,7 +96,8 @@ fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Summary, params};
+    use crate::params;
+    use crate::plot::Series;
 
     #[test]
     fn a_page_holds_everything_and_no_markup_of_strangers() {
@@ -100,14 +118,17 @@ mod tests {
             threads: 2,
             void: false,
         };
-        assert_eq!(Summary::of(&[1.0]).median, 1.0);
+        let series = Series { name: "a".into(), points: vec![(1.0, 20.0), (8.0, 10.0)] };
+        let line = Some(("read bandwidth".into(), 25.0));
+        let plot = Plot { title: "t".into(), x: "rows".into(), y: "GB/s".into(), series: vec![series], line };
         let finished = Finished { records: vec![record], ceiling: Some(25.0), void: vec!["x".into()] };
-        let page = html("taper bench model", &finished, &[]).unwrap();
+        let page = html("taper bench model", &finished, &[plot]).unwrap();
         assert!(
             page.contains("&lt;b&gt;tg64&lt;/b&gt;") && page.contains("A &amp; B") && !page.contains("<b>"),
             "{page}"
         );
         assert!(page.contains("80 %") && page.contains("25.0 GB/s") && page.contains("void"), "{page}");
+        assert!(page.contains("<th>8</th>") && page.contains(">a</td><td>20.00</td><td>10.00</td>"), "{page}");
         assert!(!page.contains("http") && !page.contains("src="), "self-contained");
     }
 }
