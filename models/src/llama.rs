@@ -11,7 +11,7 @@
 mod fill;
 
 use crate::step::Batch;
-use crate::weights::{Layer, Weights};
+use crate::weights::{self, Layer, Weights};
 use crate::{Error, Logits, ModelConfig, SequenceSlice, memory};
 use taper_checkpoint::Checkpoint;
 use taper_kernels::{AttentionParams, AttentionScheme, BLOCK_SIZE, Backend, KvDtype, KvLayout};
@@ -132,7 +132,7 @@ impl<B: Backend> Llama<B> {
         let workspace = Workspace::new(&backend, &config, options.max_rows, options.max_logit_rows)?;
         let weights = Weights::load(&backend, checkpoint, &config, progress)?;
         Ok(Llama {
-            weight_bytes_per_token: weights.bytes_per_token(&backend),
+            weight_bytes_per_token: weights::bytes_per_token(checkpoint, &config),
             kv_bytes_per_token: block_bytes / BLOCK_SIZE,
             batch: Batch::with_capacity(options.max_rows, options.max_logit_rows, plan.context_len),
             attention: options.attention,
@@ -175,7 +175,7 @@ impl<B: Backend> Llama<B> {
     pub fn backend(&self) -> &B {
         &self.backend
     }
-    /// Bytes of weights that a step of one row reads.
+    /// Bytes of weights, as the file stores them, that a step of one row reads.
     pub fn weight_bytes_per_token(&self) -> usize {
         self.weight_bytes_per_token
     }

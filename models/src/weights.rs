@@ -55,17 +55,12 @@ impl<B: Backend> Weights<B> {
     pub(crate) fn head(&self) -> &B::Matrix {
         self.head.as_ref().unwrap_or(&self.embedding)
     }
+}
 
-    /// Bytes that a step with one row reads.
-    pub(crate) fn bytes_per_token(&self, backend: &B) -> usize {
-        let layer_bytes = |layer: &Layer<B>| {
-            [&layer.qkv, &layer.attn_output, &layer.gate_up, &layer.ffn_down]
-                .map(|m| backend.matrix_bytes(m))
-                .iter()
-                .sum::<usize>()
-        };
-        self.layers.iter().map(layer_bytes).sum::<usize>() + backend.matrix_bytes(self.head())
-    }
+/// Bytes of the file's matrices that a step with one row reads: all but an embedding that is not the head.
+pub(crate) fn bytes_per_token(checkpoint: &Checkpoint, config: &ModelConfig) -> usize {
+    let is_read = |tensor: &TensorView<'_>| tensor.shape.len() == 2 && (config.tied || tensor.name != EMBEDDING);
+    checkpoint.tensors().filter(is_read).map(|tensor| tensor.bytes.len()).sum()
 }
 
 struct Loader<'a, B: Backend> {

@@ -5,7 +5,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use taper_bench::Case;
 use taper_bench::gemm::Shape;
-use taper_bench::model::Fill;
+use taper_bench::model::{Fill, Peer};
 use taper_kernels::WeightType;
 
 /// `taper bench`
@@ -188,6 +188,15 @@ pub(crate) enum PeerKind {
 pub(crate) struct NamedCase {
     pub(crate) name: String,
     pub(crate) case: Case,
+}
+
+impl PeerKind {
+    pub(crate) fn peer(self) -> Peer {
+        match self {
+            PeerKind::NaiveAttention => Peer::NaiveAttention,
+            PeerKind::Candle => Peer::Candle,
+        }
+    }
 }
 
 impl From<Case> for NamedCase {

@@ -40,7 +40,8 @@ struct Diagnosis {
     numerics_class: &'static str,
     /// GB/s; absent when it was not measured.
     read_bandwidth: Option<f64>,
-    read_bandwidth_case: Option<String>,
+    /// Streams per thread that reached it.
+    read_bandwidth_streams: Option<u64>,
     operations: Vec<OperationJson>,
     gpu: Gpu,
     paths: Paths,
@@ -97,7 +98,7 @@ fn diagnose(info: &BackendInfo, bandwidth_bytes: usize) -> Result<Diagnosis> {
         threads: info.threads,
         numerics_class: info.numerics_class,
         read_bandwidth: bandwidth.as_ref().map(|row| row.median),
-        read_bandwidth_case: bandwidth.map(|row| row.case),
+        read_bandwidth_streams: bandwidth.and_then(|row| row.params.get("streams")?.as_u64()),
         operations: operations
             .into_iter()
             .map(|operation| OperationJson { operation: operation.name, kernel: operation.kernel })
@@ -147,10 +148,11 @@ fn print(diagnosis: &Diagnosis) -> Result<()> {
     if let (Some(total), Some(available)) = (machine.memory_bytes, machine.memory_available_bytes) {
         facts.push(("memory", format!("{}, {} available", BinaryBytes(total), BinaryBytes(available))));
     }
-    let bandwidth = diagnosis.read_bandwidth.zip(diagnosis.read_bandwidth_case.as_ref());
+    let bandwidth = diagnosis.read_bandwidth.zip(diagnosis.read_bandwidth_streams);
     facts.push((
         "read bandwidth",
-        bandwidth.map_or("not measured".into(), |(gbps, case)| format!("{gbps:.1} GB/s ({case})")),
+        bandwidth
+            .map_or("not measured".into(), |(gbps, streams)| format!("{gbps:.1} GB/s, {streams} streams a thread")),
     ));
     facts.push((
         "kernels",

@@ -8,13 +8,10 @@ use crate::progress::Bars;
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use taper_bench::candle::Candle;
-use taper_bench::model::{self, ModelCase};
+use taper_bench::model::{self, ModelCase, Peer};
 use taper_bench::{Case, Measurement, figure, params};
 use taper_kernels::{AttentionScheme, Backend};
 use taper_models::{Llama, ModelConfig};
-
-const NAIVE: &str = "naive-attention";
-const CANDLE: &str = "candle";
 
 pub(crate) fn run(args: &BenchModelArgs) -> Result<()> {
     let cases = args.all_cases();
@@ -82,40 +79,45 @@ impl Measure<'_> {
         named: &NamedCase,
         candle: &mut Option<Candle>,
     ) -> Result<Vec<Measurement>> {
-        let scheme = self.args.model.attention.scheme();
-        let naive = self.args.against.contains(&PeerKind::NaiveAttention);
-        let mut candle = candle.as_mut().filter(|_| {
-            let can = Candle::can(named.case);
-            if !can {
-                output::status(&format!("{}: candle's network has no batches and no prompts at a depth", named.name));
-            }
-            can
-        });
+        let peers = self.peers(named);
         let mut case = ModelCase::new(model, named.case, self.args.fill.fill())?;
         case.warm_up()?;
-        let (mut ours, mut naives, mut candles) = (Vec::new(), Vec::new(), Vec::new());
+        let mut ours = Vec::new();
+        let mut theirs = vec![Vec::new(); peers.len()];
         for _ in 0..self.args.repeat {
             ours.push(case.sample()?);
-            if naive {
-                case.set_attention(AttentionScheme::Naive);
-                naives.push(case.sample()?);
-                case.set_attention(scheme);
-            }
-            if let Some(candle) = &mut candle {
-                candles.push(candle.sample(named.case)?);
+            for (peer, samples) in peers.iter().zip(&mut theirs) {
+                samples.push(match (peer, candle.as_mut()) {
+                    (Peer::NaiveAttention, _) => {
+                        case.set_attention(AttentionScheme::Naive);
+                        let sample = case.sample()?;
+                        case.set_attention(self.args.model.attention.scheme());
+                        sample
+                    }
+                    (Peer::Candle, Some(candle)) => candle.sample(named.case)?,
+                    (Peer::Candle, None) => bail!("candle's network is not running"),
+                });
             }
         }
         let mut row = case.measurement(&ours, self.about());
         // Whoever reads rows looks for the name that was given.
         row.case.clone_from(&named.name);
-        let mut rows = vec![row.clone()];
-        for (peer, theirs) in [(NAIVE, naives), (CANDLE, candles)] {
-            if !theirs.is_empty() {
-                rows.push(model::peer_row(&row, peer, &theirs));
-                rows.push(model::ratio_row(&row, peer, &ours, &theirs));
+        let of_peers = peers.iter().zip(&theirs);
+        let of_peers =
+            of_peers.flat_map(|(peer, theirs)| [peer.row(&row, theirs), peer.ratio_row(&row, &ours, theirs)]);
+        Ok([row.clone()].into_iter().chain(of_peers).collect())
+    }
+
+    /// The peers that can do this case.
+    fn peers(&self, named: &NamedCase) -> Vec<Peer> {
+        let can = |peer: &Peer| {
+            let can = *peer != Peer::Candle || Candle::can(named.case);
+            if !can {
+                output::status(&format!("{}: candle's network has no batches and no prompts at a depth", named.name));
             }
-        }
-        Ok(rows)
+            can
+        };
+        self.args.against.iter().map(|kind| kind.peer()).filter(can).collect()
     }
 
     /// What a row says beside its case.
