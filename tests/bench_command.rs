@@ -149,15 +149,14 @@ fn a_model_is_measured_against_naive_attention_at_a_depth_of_random_keys() {
     let ratio = rows[0]["median"].as_f64().unwrap() / rows[1]["median"].as_f64().unwrap();
     assert!((rows[2]["median"].as_f64().unwrap() - ratio).abs() < 1e-9);
 
-    for (arguments, reason) in
-        [(["--case", "tg2@300"], "made for 256"), (["--against", "candle"], "candle_baseline/Cargo.toml")]
-    {
-        let output = model(&arguments);
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        // In a folder where the driver has been built, candle is measured.
-        let built = arguments[1] == "candle" && output.status.success();
-        assert!(built || stderr.contains(reason), "{stderr}");
-    }
+    let refused = |arguments: &[&str]| {
+        let output = model(arguments);
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(refused(&["--case", "tg2@300"]).contains("made for 256"));
+    let missing = refused(&["--case", "tg2", "--against", "candle", "--candle-driver", "missing"]);
+    assert!(missing.contains("cannot start missing"), "{missing}");
 }
 
 #[test]
