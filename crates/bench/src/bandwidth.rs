@@ -3,9 +3,10 @@
 //! It is the ceiling of everything that reads weights or keys once. One pass reads all of the memory, so it has to be larger
 //! than the caches; the best number of streams is the machine's secret, so all are tried.
 
+use crate::machine::afford;
 use crate::plot::{Plot, Series};
 use crate::run::Setup;
-use crate::{Effort, Error, Machine, Measurement, Record, Summary, params};
+use crate::{Effort, Error, Measurement, Record, Summary, params};
 use std::hint::black_box;
 use std::time::Duration;
 use taper_kernels::cpu::pool::Pool;
@@ -39,14 +40,9 @@ pub fn measure(
     progress: &mut dyn FnMut(&Measurement),
 ) -> Result<Vec<Measurement>, Error> {
     let len = (bytes / size_of::<f32>()).max(1).next_multiple_of(PIECE);
-    let not_enough = || Error::Memory { bytes: len.saturating_mul(size_of::<f32>()) };
-    // Systems promise more memory than they have; whoever believes them is killed when writing to it.
-    let available = Machine::read().memory_available_bytes.unwrap_or(u64::MAX);
-    if bytes as u64 > available {
-        return Err(not_enough());
-    }
+    afford(bytes)?;
     let mut data = Vec::new();
-    data.try_reserve_exact(len).map_err(|_| not_enough())?;
+    data.try_reserve_exact(len).map_err(|_| Error::Memory { bytes })?;
     // Written, because reading pages that nobody wrote reads one page of zeros.
     data.resize(len, 1.0_f32);
     let mut rows = Vec::new();

@@ -4,7 +4,7 @@
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// There is not so much memory.
-    #[error("{bytes} bytes of memory to read are more than there are; fewer can be asked for")]
+    #[error("{bytes} bytes are more memory than is free; less can be asked for")]
     Memory {
         /// Size of the request.
         bytes: usize,

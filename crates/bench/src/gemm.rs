@@ -4,6 +4,7 @@
 //! model. The rate is in GFLOP/s, two operations per weight and row; the bandwidth beside it counts each product's weights
 //! once, in the bytes that a file stores.
 
+use crate::machine::afford;
 use crate::plot::{Plot, Series};
 use crate::{Effort, Error, Measurement, Record, Summary, params};
 use serde_json::Value;
@@ -105,13 +106,16 @@ fn one_matrix<B: Backend>(
     done: &mut dyn FnMut(Measurement),
 ) -> Result<(), Error> {
     let Shape { n, k } = shape;
+    let most = cases.rows.iter().copied().max().unwrap_or(0);
+    let matrix_bytes = n.saturating_mul(row_bytes);
+    let count = cases.ring_bytes.div_ceil(matrix_bytes).max(1);
+    let activations_bytes = (n + k).saturating_mul(most).saturating_mul(4);
+    afford((count + 1).saturating_mul(matrix_bytes).saturating_add(activations_bytes))?;
     // Which values are multiplied does not change the time, as long as none is subnormal: as a float of any size these
     // bytes are an ordinary number.
-    let bytes = vec![0x3c; n * row_bytes];
+    let bytes = vec![0x3c; matrix_bytes];
     let data = MatrixData { weight_type, rows: n, cols: k, bytes: &bytes };
-    let count = cases.ring_bytes.div_ceil(bytes.len()).max(1);
     let ring = (0..count).map(|_| backend.matrix(&[data])).collect::<Result<Vec<_>, _>>()?;
-    let most = cases.rows.iter().copied().max().unwrap_or(0);
     let (x, mut out) = (activations(backend, most, k)?, backend.buffer(most, n)?);
     let mut next = ring.iter().cycle();
     for &rows in &cases.rows {
@@ -193,6 +197,19 @@ mod tests {
         for text in ["", "x", "1x", "0x1", "1x2x3", "-1x2", "99999999x1"] {
             assert!(text.parse::<Shape>().unwrap_err().contains(text), "{text}");
         }
+    }
+
+    #[test]
+    fn a_matrix_beyond_memory_is_an_error() {
+        let cases = Cases {
+            types: vec![WeightType::F32],
+            shapes: vec![Shape { n: 1 << 24, k: 1 << 24 }],
+            rows: vec![1],
+            ring_bytes: usize::MAX,
+            effort: Effort { samples: 1, time: Duration::ZERO },
+        };
+        let error = measure(&Reference::new(), &cases, &mut |_| {}).unwrap_err();
+        assert!(error.to_string().contains("more memory than is free"), "{error}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What the system says about the machine. Linux tells it in text files; where one is missing its figure is absent.
 
+use crate::Error;
 use serde::Serialize;
 use std::fs;
 use std::path::Path;
@@ -63,6 +64,12 @@ impl Machine {
     pub fn largest_cache(&self) -> u64 {
         self.caches.iter().map(|cache| cache.bytes).max().unwrap_or(0)
     }
+}
+
+/// Refuses to take more memory than is free. Systems promise more than they have, and kill who believes them.
+pub(crate) fn afford(bytes: usize) -> Result<(), Error> {
+    let available = Machine::read().memory_available_bytes.unwrap_or(u64::MAX);
+    if bytes as u64 > available { Err(Error::Memory { bytes }) } else { Ok(()) }
 }
 
 /// The value of the first `name : value` line.

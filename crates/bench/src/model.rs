@@ -241,30 +241,44 @@ impl Peer {
     }
 }
 
-/// Tokens per second against depth, and against the size of the batch.
-pub fn plots(records: &[Record]) -> Vec<Plot> {
-    let speeds = || records.iter().filter(|record| record.bench == NAME && record.unit == "tokens/s");
+/// Tokens per second against depth and against the size of the batch, and what decoding reads beside the bandwidth.
+pub fn plots(records: &[Record], ceiling: Option<f64>) -> Vec<Plot> {
     let text = |record: &Record, name: &str| record.params.get(name).and_then(Value::as_str).unwrap_or("").to_string();
     let number = |record: &Record, name: &str| record.params.get(name).and_then(Value::as_f64);
-    let plot = |kind: &str, title: &str, x: &str, by: &str| {
+    // Speeds of one kind against the parameter `by`, a line for each network and value of `apart`.
+    let speeds = |kind: &str, (by, apart): (&str, &str)| {
         let mut series: Vec<Series> = Vec::new();
-        for record in speeds().filter(|record| text(record, "kind") == kind) {
-            let apart = if by == "n" { "depth" } else { "n" };
+        let of_kind = |record: &&Record| record.unit == "tokens/s" && text(record, "kind") == kind;
+        for record in records.iter().filter(of_kind) {
             let count = number(record, apart).unwrap_or(0.0);
-            let set = if by == "n" { format!("depth {count}") } else { format!("{count} tokens") };
-            let name = format!("{}, {set}", text(record, "network"));
+            let apart = if apart == "n" { format!("{count} tokens") } else { format!("depth {count}") };
+            let name = format!("{}, {apart}", text(record, "network"));
             let Some(at) = number(record, by) else { continue };
             match series.iter_mut().find(|series| series.name == name) {
                 Some(series) => series.points.push((at, record.median)),
                 None => series.push(Series { name, points: vec![(at, record.median)] }),
             }
         }
-        Plot { title: title.into(), x: x.into(), y: "tokens/s".into(), series, line: None }
+        series
     };
+    let plot = |title: &str, x: &str, series| Plot {
+        title: title.into(),
+        x: x.into(),
+        y: "tokens/s".into(),
+        series,
+        line: None,
+    };
+    let decode = records.iter().filter(|record| text(record, "kind") == "decode");
+    let read = decode.filter_map(|record| Some((number(record, "depth")?, record.gbps?))).collect();
     let plots = [
-        plot("prompt", "Prompt", "keys before", "depth"),
-        plot("decode", "Decode, one sequence", "keys before", "depth"),
-        plot("batch", "Decode, batches", "sequences", "n"),
+        plot("Prompt", "keys before", speeds("prompt", ("depth", "n"))),
+        plot("Decode, one sequence", "keys before", speeds("decode", ("depth", "n"))),
+        Plot {
+            y: "GB/s".into(),
+            line: ceiling.map(|ceiling| ("read bandwidth".into(), ceiling)),
+            ..plot("Decode, memory read", "keys before", vec![Series { name: "taper".into(), points: read }])
+        },
+        plot("Decode, batches", "sequences", speeds("batch", ("n", "depth"))),
     ];
     plots.into_iter().filter(Plot::has_points).collect()
 }

@@ -30,11 +30,13 @@ pub struct Series {
 }
 
 const SIZE: (u32, u32) = (640, 340);
+/// Colours that the page has; further series begin again.
+pub const COLORS: usize = 13;
 /// Stand-ins that the page's own colours replace.
 const TEXT: RGBColor = RGBColor(0, 0, 1);
 const GRID: RGBColor = RGBColor(0, 0, 2);
 fn series_color(index: usize) -> RGBColor {
-    RGBColor(0, 1, index as u8)
+    RGBColor(0, 1, (index % COLORS) as u8)
 }
 
 impl Plot {
@@ -68,7 +70,7 @@ impl Plot {
         svg = svg.replacen(" xmlns=\"http://www.w3.org/2000/svg\"", "", 1);
         let size = format!("<svg width=\"{}\" height=\"{}\"", SIZE.0, SIZE.1);
         svg = svg.replacen(&size, "<svg", 1);
-        for index in 0..self.series.len() {
+        for index in 0..COLORS.min(self.series.len()) {
             svg = svg.replace(&format!("#0001{index:02X}"), &format!("var(--s{index})"));
         }
         Ok(svg)

@@ -1,6 +1,6 @@
 //! A run as one web page without a reference to anything outside it: plots, and the rows in a table.
 
-use crate::plot::Plot;
+use crate::plot::{COLORS, Plot};
 use crate::record::figure as digits;
 use crate::{Error, Finished, Record};
 use std::fmt::Write as _;
@@ -32,8 +32,8 @@ pub fn html(command: &str, finished: &Finished, plots: &[Plot]) -> Result<String
         }
         page.push_str("</dl>\n");
     }
-    if !finished.void.is_empty() {
-        let _ = writeln!(page, "<p class=\"void\">{}</p>", escape(&finished.void_reason()));
+    for warning in finished.warnings() {
+        let _ = writeln!(page, "<p class=\"void\">{}</p>", escape(&warning));
     }
     for plot in plots.iter().filter(|plot| plot.has_points()) {
         figure(&mut page, plot)?;
@@ -53,7 +53,12 @@ fn figure(page: &mut String, plot: &Plot) -> Result<(), Error> {
     }
     page.push_str("</tr></thead><tbody>\n");
     for (index, series) in plot.shown().iter().enumerate() {
-        let _ = write!(page, "<tr><td class=\"text key\" style=\"--c:var(--s{index})\">{}</td>", escape(&series.name));
+        let _ = write!(
+            page,
+            "<tr><td class=\"text key\" style=\"--c:var(--s{})\">{}</td>",
+            index % COLORS,
+            escape(&series.name)
+        );
         for x in &xs {
             let y = series.points.iter().find(|point| point.0 == *x).map_or_else(String::new, |point| digits(point.1));
             let _ = write!(page, "<td>{y}</td>");
@@ -121,7 +126,8 @@ mod tests {
         let series = Series { name: "a".into(), points: vec![(1.0, 20.0), (8.0, 10.0)] };
         let line = Some(("read bandwidth".into(), 25.0));
         let plot = Plot { title: "t".into(), x: "rows".into(), y: "GB/s".into(), series: vec![series], line };
-        let finished = Finished { records: vec![record], ceiling: Some(25.0), void: vec!["x".into()] };
+        let finished =
+            Finished { records: vec![record], ceiling: Some(25.0), before_and_after: None, void: vec!["x".into()] };
         let page = html("taper bench model", &finished, &[plot]).unwrap();
         assert!(
             page.contains("&lt;b&gt;tg64&lt;/b&gt;") && page.contains("A &amp; B") && !page.contains("<b>"),

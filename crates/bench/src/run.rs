@@ -7,6 +7,8 @@ use taper_kernels::cpu::isa::Isa;
 
 /// How far a row may read faster than memory was measured to be, before the run is void.
 const TOLERANCE: f64 = 1.03;
+/// How far the bandwidth after the cases may be from that before, before shares are rough.
+const STEADY: f64 = 1.1;
 
 /// What all rows of a run have in common.
 #[derive(Debug, Clone)]
@@ -37,18 +39,32 @@ pub struct Finished {
     pub records: Vec<Record>,
     /// The read bandwidth of the run, GB/s.
     pub ceiling: Option<f64>,
+    /// The read bandwidth before and after, GB/s.
+    pub before_and_after: Option<(f64, f64)>,
     /// Cases that read faster than that, beyond what is noise.
     pub void: Vec<String>,
 }
 
 impl Finished {
-    /// Why the run is void.
-    pub fn void_reason(&self) -> String {
-        format!(
-            "VOID: {} read more than 3 % faster than memory was measured to be. Their data came from a cache, or other \
-             programs disturbed the measurement of the bandwidth; shares of this run mean nothing.",
-            self.void.join(", ")
-        )
+    /// What a reader must know before believing a share.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if !self.void.is_empty() {
+            warnings.push(format!(
+                "VOID: {} read more than 3 % faster than memory was measured to be. Their data came from a cache, or other \
+                 programs disturbed the measurement of the bandwidth; shares of this run mean nothing.",
+                self.void.join(", ")
+            ));
+        }
+        if let Some((before, after)) = self.before_and_after
+            && before.max(after) > STEADY * before.min(after)
+        {
+            warnings.push(format!(
+                "The read bandwidth was {before:.1} GB/s before and {after:.1} GB/s after the cases: the machine did not \
+                 hold still, and shares of this run are rough."
+            ));
+        }
+        warnings
     }
 }
 
@@ -92,6 +108,8 @@ impl Run {
         let of_run = |row: &&Measurement| row.bench == bandwidth::NAME && row.params["threads"] == setup.threads;
         let ceilings = before.iter().chain(&after).chain(measured.iter().filter(of_run));
         let ceiling = ceilings.filter_map(|row| row.gbps).reduce(f64::max);
+        let gbps = |row: &Option<Measurement>| row.as_ref().and_then(|row| row.gbps);
+        let before_and_after = gbps(&before).zip(gbps(&after));
         let record = |row: Measurement| {
             let share = row.gbps.zip(ceiling).map(|(gbps, ceiling)| gbps / ceiling);
             Record {
@@ -118,7 +136,7 @@ impl Run {
         };
         let records: Vec<Record> = before.into_iter().chain(measured).chain(after).map(record).collect();
         let void = records.iter().filter(|row| row.void).map(|row| row.case.clone()).collect();
-        Finished { records, ceiling, void }
+        Finished { records, ceiling, before_and_after, void }
     }
 }
 
@@ -158,12 +176,16 @@ mod tests {
         let shares: Vec<Option<f64>> = finished.records.iter().map(|record| record.share).collect();
         assert_eq!(shares, [Some(0.8), Some(0.4), Some(1.0)]);
         assert!(finished.void.is_empty());
+        assert_eq!(finished.before_and_after, Some((20.0, 25.0)));
+        assert!(finished.warnings()[0].contains("20.0 GB/s before and 25.0 GB/s after"), "a quarter is not steady");
+        assert!(run(Some(24.0), Vec::new(), Some(25.0)).warnings().is_empty());
     }
 
     #[test]
     fn a_row_faster_than_memory_voids_the_run() {
         let finished = run(Some(20.0), vec![row("gemm", "a", 20.5), row("gemm", "b", 20.7)], None);
         assert_eq!(finished.void, ["b"]);
+        assert!(finished.warnings()[0].starts_with("VOID: b read"), "{:?}", finished.warnings());
         let voids: Vec<bool> = finished.records.iter().map(|record| record.void).collect();
         assert_eq!(voids, [false, false, true]);
     }

@@ -64,7 +64,7 @@ pub(crate) struct ComputeArgs {
 /// `taper bench bandwidth`
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Every number of threads from 1 to --threads reads with 1, 4, 8 and 16 streams each; the best is the ceiling of whatever\nreads weights or keys from memory. A row is the median of passes over all of the memory."
+    after_help = "Every number of threads from 1 to --threads reads with 1, 4, 8 and 16 streams each; the best is the ceiling of whatever reads weights or keys from memory. A row is the median of passes over all of the memory."
 )]
 pub(crate) struct BenchBandwidthArgs {
     #[command(flatten)]
@@ -81,7 +81,7 @@ pub(crate) struct BenchBandwidthArgs {
 /// `taper bench gemm`
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Products of M rows with N x K weights, over a ring of distinct matrices that no cache holds. GFLOP/s count two operations\nper weight and row; GB/s count the weights once per product, in the bytes of a file. Without flags it takes about ten\nminutes: 13 types, the shapes of SmolLM2-135M and of a Llama of 1B, 1 to 256 rows."
+    after_help = "Products of M rows with N x K weights, over a ring of distinct matrices that no cache holds. GFLOP/s count two operations per weight and row; GB/s count the weights once per product, in the bytes of a file. Without flags it takes about ten minutes: 13 types, the shapes of SmolLM2-135M and of a Llama of 1B, 1 to 256 rows."
 )]
 pub(crate) struct BenchGemmArgs {
     #[command(flatten)]
@@ -118,7 +118,7 @@ pub(crate) struct BenchGemmArgs {
 /// `taper bench model`
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Cases, as llama-bench names them: ppN a prompt of N tokens; tgN N tokens generated one by one; bN N sequences that generate\n48 each after 32 keys, aggregate rate. @DEPTH behind a name is the number of keys before: tg64@4096, b8@1024.\nA sample takes at least two seconds; the model is warmed up before. GB/s count weights, keys and values, once per step.\n\nWith --against the samples of both sides alternate, and a row gives the ratio. Candle's network runs in a driver of its own,\nbecause candle chooses its instruction set when it is compiled:\n  RUSTFLAGS=\"-C target-cpu=native\" cargo build --release --manifest-path bench/candle_baseline/Cargo.toml"
+    after_help = "Cases, as llama-bench names them: ppN a prompt of N tokens; tgN N tokens generated one by one; bN N sequences that generate 48 each after 32 keys, aggregate rate. @DEPTH behind a name is the number of keys before: tg64@4096, b8@1024.\n\nA sample takes at least two seconds; the model is warmed up before. GB/s count weights, keys and values, once per step.\n\nWith --against the samples of both sides alternate, and a row gives the ratio. Candle's network runs in a program of its own, because candle chooses its instruction set when it is compiled; bench/README.md says how to build it."
 )]
 pub(crate) struct BenchModelArgs {
     #[command(flatten)]

@@ -72,8 +72,8 @@ impl<'a> Bench<'a> {
         }
         if !to_stdout {
             print(&finished)?;
-        } else if !finished.void.is_empty() {
-            output::status(&finished.void_reason());
+        } else {
+            finished.warnings().iter().for_each(|warning| output::status(warning));
         }
         if let Some(path) = &args.report {
             let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -104,8 +104,6 @@ fn print(finished: &Finished) -> Result<()> {
         let ceiling = finished.ceiling.map(|ceiling| format!("shares are of {ceiling:.1} GB/s; "));
         output::line(&format!("{}{cpu}", ceiling.unwrap_or_default()))?;
     }
-    if !finished.void.is_empty() {
-        output::line(&finished.void_reason())?;
-    }
+    finished.warnings().iter().try_for_each(|warning| output::line(warning))?;
     Ok(())
 }

@@ -67,7 +67,7 @@ impl ModelTask for Measure<'_> {
             }
             bench.add(rows);
         }
-        bench.finish(|finished| model::plots(&finished.records))
+        bench.finish(|finished| model::plots(&finished.records, finished.ceiling))
     }
 }
 
