@@ -160,6 +160,52 @@ fn a_model_is_measured_against_naive_attention_at_a_depth_of_random_keys() {
 }
 
 #[test]
+fn candle_answers_in_turns_and_a_case_it_cannot_do_is_left_to_us() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = folder();
+    std::fs::write(folder.path().join("tiny.gguf"), TinyModel::default().to_gguf()).unwrap();
+    let driver = folder.path().join("driver");
+    // Stands in for candle's network: says what it is asked, with a speed of its own.
+    let script = "#!/bin/sh\nwhile read -r name; do echo \"{\\\"case\\\": \\\"$name\\\", \\\"median\\\": 4}\"; done\n";
+    std::fs::write(&driver, script).unwrap();
+    std::fs::set_permissions(&driver, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let output = taper(
+        &folder,
+        &[
+            "bench",
+            "model",
+            "--model",
+            "tiny.gguf",
+            "--threads",
+            "1",
+            "--repeat",
+            "2",
+            "--bandwidth-mib",
+            "0",
+            "--json",
+            "--case",
+            "tg2@9",
+            "--case",
+            "b2",
+            "--against",
+            "candle",
+            "--candle-driver",
+            "./driver",
+        ],
+    );
+    let rows = rows(stdout(&output));
+    rows.iter().for_each(check);
+    let cases: Vec<&str> = rows.iter().map(|row| row["case"].as_str().unwrap()).collect();
+    assert_eq!(cases, ["tg2@9", "tg2@9, candle", "tg2@9 against candle", "b2"]);
+    assert_eq!((rows[1]["median"].as_f64(), &rows[1]["params"]["network"]), (Some(4.0), &"candle".into()));
+    let ours: Vec<f64> = serde_json::from_value(rows[0]["params"]["samples"].clone()).unwrap();
+    let ratios: Vec<f64> = serde_json::from_value(rows[2]["params"]["samples"].clone()).unwrap();
+    assert_eq!((ours.len(), ratios.len()), (2, 2));
+    assert!(ours.iter().zip(&ratios).all(|(sample, ratio)| (sample / ratio - 4.0).abs() < 1e-9), "{ours:?} {ratios:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no batches"));
+}
+
+#[test]
 fn doctor_says_what_the_machine_has_and_where_things_are() {
     let folder = folder();
     let output = taper(&folder, &["doctor", "--bandwidth-mib", "4", "--threads", "2", "--json"]);

@@ -81,7 +81,7 @@ pub(crate) struct BenchBandwidthArgs {
 /// `taper bench gemm`
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Products of M rows with N x K weights, over a ring of distinct matrices that no cache holds. GFLOP/s count two operations per weight and row; GB/s count the weights once per product, in the bytes of a file. Without flags it takes about ten minutes: 13 types, the shapes of SmolLM2-135M and of a Llama of 1B, 1 to 256 rows."
+    after_help = "Products of M rows with N x K weights, over a ring of distinct matrices that no cache holds. GFLOP/s count two operations per weight and row; GB/s count the weights once per product, in the bytes of a file. Without flags it takes about five minutes: 13 types, the shapes of SmolLM2-135M and of a Llama of 1B, 1 to 256 rows."
 )]
 pub(crate) struct BenchGemmArgs {
     #[command(flatten)]
