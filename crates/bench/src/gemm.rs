@@ -169,7 +169,7 @@ pub fn plots(records: &[Record], ceiling: Option<f64>) -> Vec<Plot> {
             let points = of_type.filter_map(|row| Some((row.params["m"].as_f64()?, value(row)))).collect();
             Series { name, points }
         });
-        Plot { title: format!("{shape}, {y}"), x: "rows M".into(), y: y.into(), series: series.into(), line: None }
+        Plot { title: shape.to_string(), x: "rows M".into(), y: y.into(), series: series.into(), line: None }
     };
     let both = |shape| {
         let line = ceiling.map(|ceiling| ("read bandwidth".to_string(), ceiling));

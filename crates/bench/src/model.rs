@@ -200,47 +200,6 @@ fn case_params(case: Case, fill: Fill) -> Map<String, Value> {
     params([("kind", kind.into()), ("n", count.into()), ("depth", case.depth().into()), ("keys", keys.into())])
 }
 
-/// What a model is measured against, in turns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Peer {
-    /// Our network with all attention scores in memory.
-    NaiveAttention,
-    /// Candle's network on the same file.
-    Candle,
-}
-
-impl Peer {
-    /// The name in rows.
-    pub fn name(self) -> &'static str {
-        match self {
-            Peer::NaiveAttention => "naive-attention",
-            Peer::Candle => "candle",
-        }
-    }
-
-    /// The peer's row on the case of `ours`. How many bytes it reads is its own business.
-    pub fn row(self, ours: &Measurement, samples: &[f64]) -> Measurement {
-        let mut params = ours.params.clone();
-        params.insert("network".into(), self.name().into());
-        params.remove("attention");
-        if self == Peer::Candle && ours.params["keys"] != "none" {
-            params.insert("keys".into(), "computed".into());
-        }
-        params.insert("samples".into(), samples.into());
-        let case = format!("{}, {}", ours.case, self.name());
-        Measurement { case, params, summary: Summary::of(samples), bytes: None, gbps: None, ..ours.clone() }
-    }
-
-    /// How many times faster `ours` was, sample by sample.
-    pub fn ratio_row(self, ours: &Measurement, samples: &[f64], theirs: &[f64]) -> Measurement {
-        let ratios: Vec<f64> = samples.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect();
-        let mut row = self.row(ours, &ratios);
-        row.params.insert("network".into(), ours.params["network"].clone());
-        row.params.insert("against".into(), self.name().into());
-        Measurement { case: format!("{} against {}", ours.case, self.name()), unit: "x", ..row }
-    }
-}
-
 /// Tokens per second against depth and against the size of the batch, and what decoding reads beside the bandwidth.
 pub fn plots(records: &[Record], ceiling: Option<f64>) -> Vec<Plot> {
     let text = |record: &Record, name: &str| record.params.get(name).and_then(Value::as_str).unwrap_or("").to_string();
@@ -314,15 +273,5 @@ mod tests {
         assert!(bytes("tg2@70") > bytes("tg2"));
         assert!(bytes("b8@0") < bytes("b1@0"));
         assert!(bytes("pp64") < bytes("tg2"));
-    }
-
-    #[test]
-    fn a_ratio_is_of_samples_that_alternated() {
-        let ours = row("tg2", Fill::Computed);
-        let ratio = Peer::Candle.ratio_row(&ours, &[10.0, 30.0], &[5.0, 10.0]);
-        assert_eq!((ratio.case.as_str(), ratio.unit), ("tg2 against candle", "x"));
-        assert_eq!((ratio.summary.median, ratio.params["samples"].clone()), (2.5, vec![2.0, 3.0].into()));
-        let theirs = Peer::Candle.row(&ours, &[5.0]);
-        assert_eq!((theirs.params["network"].clone(), theirs.gbps), ("candle".into(), None));
     }
 }

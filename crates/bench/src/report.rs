@@ -45,8 +45,10 @@ pub fn html(command: &str, finished: &Finished, plots: &[Plot]) -> Result<String
 
 /// A plot, and beside it its figures: a line per series, a column per x. The table is the legend.
 fn figure(page: &mut String, plot: &Plot) -> Result<(), Error> {
-    let _ = write!(page, "<figure><figcaption>{}</figcaption>\n{}", escape(&plot.title), plot.svg()?);
     let xs = plot.xs();
+    // Of a single x the figures say all there is to see.
+    let svg = if xs.len() > 1 { plot.svg()? } else { String::new() };
+    let _ = write!(page, "<figure><figcaption>{}, {}</figcaption>\n{svg}", escape(&plot.title), escape(&plot.y));
     let _ = write!(page, "<div class=\"rows\"><table><thead><tr><th class=\"text\">{}</th>", escape(&plot.x));
     for x in &xs {
         let _ = write!(page, "<th>{x}</th>");

@@ -3,9 +3,9 @@
 use super::{ModelArgs, positive};
 use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
-use taper_bench::Case;
 use taper_bench::gemm::Shape;
-use taper_bench::model::{Fill, Peer};
+use taper_bench::model::Fill;
+use taper_bench::{Case, Peer};
 use taper_kernels::WeightType;
 
 /// `taper bench`

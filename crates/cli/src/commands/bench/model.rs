@@ -8,8 +8,8 @@ use crate::progress::Bars;
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use taper_bench::candle::Candle;
-use taper_bench::model::{self, ModelCase, Peer};
-use taper_bench::{Case, Measurement, figure, params};
+use taper_bench::model::{self, ModelCase};
+use taper_bench::{Case, Measurement, Peer, figure, params};
 use taper_kernels::{AttentionScheme, Backend};
 use taper_models::{Llama, ModelConfig};
 
