@@ -330,7 +330,7 @@ fn perplexity_scores_half_of_each_chunk() {
 fn every_command_has_help_and_the_program_a_version() {
     let place = Place::new();
     let all = place.command(&["--help"]).output().unwrap();
-    for command in ["serve", "chat", "run", "bench", "perplexity", "pull", "list"] {
+    for command in ["serve", "chat", "run", "bench", "doctor", "perplexity", "pull", "list"] {
         assert!(stdout(&all).contains(command));
         let help = place.command(&[command, "--help"]).output().unwrap();
         assert!(stdout(&help).contains(&format!("Usage: taper {command}")), "{}", stdout(&help));

@@ -18,3 +18,4 @@ pub use llama::{Llama, LoadOptions, LoadProgress};
 pub use step::{LogitRows, Logits, SequenceSlice};
 /// What a caller must name to hold a network of any backend, and to cut sequences into blocks.
 pub use taper_kernels::{BLOCK_SIZE, Backend};
+pub use weights::matrix_shapes;

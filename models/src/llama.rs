@@ -8,8 +8,10 @@
 //! result depends on its own sequence only. All activations are allocated at load for the largest step, so a forward pass
 //! allocates nothing.
 
+mod fill;
+
 use crate::step::Batch;
-use crate::weights::{Layer, Weights};
+use crate::weights::{self, Layer, Weights};
 use crate::{Error, Logits, ModelConfig, SequenceSlice, memory};
 use taper_checkpoint::Checkpoint;
 use taper_kernels::{AttentionParams, AttentionScheme, BLOCK_SIZE, Backend, KvDtype, KvLayout};
@@ -130,7 +132,7 @@ impl<B: Backend> Llama<B> {
         let workspace = Workspace::new(&backend, &config, options.max_rows, options.max_logit_rows)?;
         let weights = Weights::load(&backend, checkpoint, &config, progress)?;
         Ok(Llama {
-            weight_bytes_per_token: weights.bytes_per_token(&backend),
+            weight_bytes_per_token: weights::bytes_per_token(checkpoint, &config),
             kv_bytes_per_token: block_bytes / BLOCK_SIZE,
             batch: Batch::with_capacity(options.max_rows, options.max_logit_rows, plan.context_len),
             attention: options.attention,
@@ -173,13 +175,18 @@ impl<B: Backend> Llama<B> {
     pub fn backend(&self) -> &B {
         &self.backend
     }
-    /// Bytes of weights that a step of one row reads.
+    /// Bytes of weights, as the file stores them, that a step of one row reads.
     pub fn weight_bytes_per_token(&self) -> usize {
         self.weight_bytes_per_token
     }
     /// Bytes that one position takes in the KV cache.
     pub fn kv_bytes_per_token(&self) -> usize {
         self.kv_bytes_per_token
+    }
+
+    /// Computes attention in another way from now on.
+    pub fn set_attention(&mut self, attention: AttentionScheme) {
+        self.attention = attention;
     }
 
     /// Runs one step: stores the keys and values of every token, and computes the logits that the slices ask for.

@@ -55,17 +55,37 @@ impl<B: Backend> Weights<B> {
     pub(crate) fn head(&self) -> &B::Matrix {
         self.head.as_ref().unwrap_or(&self.embedding)
     }
+}
 
-    /// Bytes that a step with one row reads.
-    pub(crate) fn bytes_per_token(&self, backend: &B) -> usize {
-        let layer_bytes = |layer: &Layer<B>| {
-            [&layer.qkv, &layer.attn_output, &layer.gate_up, &layer.ffn_down]
-                .map(|m| backend.matrix_bytes(m))
-                .iter()
-                .sum::<usize>()
-        };
-        self.layers.iter().map(layer_bytes).sum::<usize>() + backend.matrix_bytes(self.head())
-    }
+/// Bytes of the file's matrices that a step with one row reads: all but an embedding that is not the head.
+pub(crate) fn bytes_per_token(checkpoint: &Checkpoint, config: &ModelConfig) -> usize {
+    let is_read = |tensor: &TensorView<'_>| tensor.shape.len() == 2 && (config.tied || tensor.name != EMBEDDING);
+    checkpoint.tensors().filter(is_read).map(|tensor| tensor.bytes.len()).sum()
+}
+
+/// Type, outputs and inputs of every matrix that a step multiplies with, stacked as they are when loaded (a stack of parts
+/// that differ in type counts as its first).
+pub fn matrix_shapes(checkpoint: &Checkpoint) -> Result<Vec<(WeightType, usize, usize)>, Error> {
+    let config = ModelConfig::from_checkpoint(checkpoint)?;
+    let head = if config.tied { EMBEDDING } else { HEAD };
+    let layers = (0..config.num_layers).flat_map(|layer| stacks(layer).into_iter());
+    let shape = |names: Vec<String>| {
+        let tensors = names.iter().map(|name| checkpoint.tensor(name)).collect::<Result<Vec<_>, _>>()?;
+        let outputs = tensors.iter().map(|tensor| tensor.shape[0]).sum();
+        Ok((weight_type(tensors[0].dtype), outputs, tensors[0].shape[1]))
+    };
+    layers.chain([vec![head.to_string()]]).map(shape).collect()
+}
+
+/// The tensors of a layer's matrices: qkv, attention output, gate and up, down.
+fn stacks(layer: usize) -> [Vec<String>; 4] {
+    let named = |names: &[&str]| names.iter().map(|name| format!("blk.{layer}.{name}.weight")).collect();
+    [
+        named(&["attn_q", "attn_k", "attn_v"]),
+        named(&["attn_output"]),
+        named(&["ffn_gate", "ffn_up"]),
+        named(&["ffn_down"]),
+    ]
 }
 
 struct Loader<'a, B: Backend> {
@@ -79,9 +99,10 @@ struct Loader<'a, B: Backend> {
 impl<'a, B: Backend> Loader<'a, B> {
     fn layer(&mut self, config: &ModelConfig, layer: usize) -> Result<Layer<B>, Error> {
         let name = |suffix: &str| format!("blk.{layer}.{suffix}");
+        let [qkv, attn_output, gate_up, ffn_down] = stacks(layer);
         Ok(Layer {
             attn_norm: self.vector(&[&name("attn_norm.weight")])?,
-            qkv: self.matrix(&[&name("attn_q.weight"), &name("attn_k.weight"), &name("attn_v.weight")])?,
+            qkv: self.matrix(&qkv)?,
             qkv_bias: if config.qkv_bias {
                 Some(self.vector(&[&name("attn_q.bias"), &name("attn_k.bias"), &name("attn_v.bias")])?)
             } else {
@@ -92,10 +113,10 @@ impl<'a, B: Backend> Loader<'a, B> {
             } else {
                 None
             },
-            attn_output: self.matrix(&[&name("attn_output.weight")])?,
+            attn_output: self.matrix(&attn_output)?,
             ffn_norm: self.vector(&[&name("ffn_norm.weight")])?,
-            gate_up: self.matrix(&[&name("ffn_gate.weight"), &name("ffn_up.weight")])?,
-            ffn_down: self.matrix(&[&name("ffn_down.weight")])?,
+            gate_up: self.matrix(&gate_up)?,
+            ffn_down: self.matrix(&ffn_down)?,
         })
     }
 

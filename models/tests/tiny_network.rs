@@ -203,3 +203,19 @@ fn a_tied_head_is_counted_once_in_the_bytes_of_a_token() {
     let layer = model.hidden * (2 * 64 + 2 * 32 + 3 * model.ffn);
     assert_eq!(bytes(true), 4 * (model.layers * layer + model.vocab * model.hidden));
 }
+
+#[test]
+fn a_cache_filled_with_random_keys_is_read_like_any_other() {
+    let mut model = load(cpu(2), TinyModel::default().to_gguf()).unwrap();
+    let blocks = [3, 1, 2];
+    let mut decode = |seed| {
+        let mut rng = SplitMix::new(seed);
+        model.fill_cache(&blocks, LENGTH, &mut || rng.below(2000) as f32 / 1000.0 - 1.0).unwrap();
+        let step = SequenceSlice { tokens: &[5], start: LENGTH, block_table: &blocks, logits: LogitRows::Last };
+        bits(&[model.forward(&[step]).unwrap().row(0).to_vec()])
+    };
+    let (first, other) = (decode(1), decode(2));
+    assert_eq!(first, decode(1), "the same keys give the same answer");
+    assert_ne!(first, other, "the keys are read");
+    assert!(first[0].iter().all(|&bits| f32::from_bits(bits).is_finite()));
+}

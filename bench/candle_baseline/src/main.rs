@@ -1,14 +1,16 @@
 //! candle-transformers' `quantized_llama`, timed as `taper bench model` times ours.
 //!
-//!     candle_baseline MODEL.gguf THREADS CASE...     # CASE: ppN or tgN or tgN@DEPTH
+//!     candle_baseline MODEL.gguf THREADS     # then a case per line of stdin: ppN or tgN or tgN@DEPTH
 //!
-//! Prints one JSON object per case: {"case", "median", "samples"} in tokens per second. Each sample repeats its case for at
-//! least two seconds, after one run to warm up. Logits are computed for the last position, nothing is sampled.
+//! Answers each line with one sample, {"case", "median"} in tokens per second: the case is repeated for at least two seconds,
+//! after one run to warm up when it comes for the first time. Logits are computed for the last position, nothing is sampled.
+//! `taper bench model --against candle` runs this and takes turns with it.
 
 use anyhow::{Context, Result, bail};
 use candle_core::quantized::gguf_file;
 use candle_core::{Device, Tensor};
 use candle_transformers::models::quantized_llama::ModelWeights;
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 /// Least time of one sample.
@@ -71,23 +73,26 @@ fn run(model: &mut ModelWeights, case: &Case) -> Result<(usize, Duration)> {
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [path, threads, cases @ ..] = arguments.as_slice() else { bail!("usage: candle_baseline MODEL.gguf THREADS CASE...") };
+    let [path, threads] = arguments.as_slice() else { bail!("usage: candle_baseline MODEL.gguf THREADS") };
     let threads = threads.parse().context("THREADS is a number")?;
     rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
     let mut file = std::fs::File::open(path).with_context(|| path.clone())?;
     let content = gguf_file::Content::read(&mut file)?;
     let mut model = ModelWeights::from_gguf(content, &mut file, &Device::Cpu)?;
-    for name in cases {
-        let case = parse(name)?;
-        run(&mut model, &case)?;
+    let mut known = HashSet::new();
+    for name in std::io::stdin().lines() {
+        let name = name?;
+        let case = parse(&name)?;
+        if known.insert(name.clone()) {
+            run(&mut model, &case)?;
+        }
         let (mut count, mut spent) = (0, Duration::ZERO);
         while spent < MIN_SAMPLE {
             let (more, time) = run(&mut model, &case)?;
             count += more;
             spent += time;
         }
-        let rate = count as f64 / spent.as_secs_f64();
-        println!("{}", serde_json::json!({ "case": name, "median": rate, "samples": [rate] }));
+        println!("{}", serde_json::json!({ "case": name, "median": count as f64 / spent.as_secs_f64() }));
     }
     Ok(())
 }

@@ -1,12 +1,29 @@
-//! Measuring: what a model does per second, and how many bytes that moves. Printing is the caller's.
+//! Measuring: what memory, kernels and models do per second, and how many bytes that moves. Printing is the caller's.
 //!
-//! [`Case`] names what is measured, in llama-bench's words; [`measure`] runs it on a loaded model and gives a [`Row`].
+//! A [`Run`] measures the read bandwidth before and after whatever is put into it; each benchmark is a module that gives
+//! [`Measurement`]s and, from the finished [`Record`]s, [`plot::Plot`]s for the [`report`]. Adding one is adding such a module
+//! and its command.
 #![forbid(unsafe_code)]
 
+pub mod bandwidth;
+pub mod candle;
 mod case;
-mod model;
+mod error;
+pub mod gemm;
+mod machine;
+pub mod model;
+mod peer;
+pub mod plot;
+mod record;
+pub mod report;
+mod run;
 mod statistics;
+pub mod tune;
 
-pub use case::{BATCH_GENERATED, BATCH_PROMPT, Case, CaseError};
-pub use model::{MIN_SAMPLE, Row, load_options, measure};
-pub use statistics::quantile;
+pub use case::{BATCH_DEPTH, BATCH_GENERATED, Case, CaseError};
+pub use error::Error;
+pub use machine::{CpuCache, Machine};
+pub use peer::Peer;
+pub use record::{Measurement, Record, figure, params};
+pub use run::{Finished, Run, Setup};
+pub use statistics::{Effort, Summary, quantile};

@@ -1,8 +1,15 @@
 //! The command line.
 
+mod bench;
+mod doctor;
+mod tune;
+
+pub(crate) use bench::*;
+pub(crate) use doctor::DoctorArgs;
+pub(crate) use tune::TuneArgs;
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
-use taper_bench::Case;
 use taper_engine::{InvalidParam, SamplingParams};
 use taper_kernels::AttentionScheme;
 
@@ -28,8 +35,12 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     /// Answer one prompt and exit.
     Run(RunArgs),
-    /// Measure speed.
+    /// Measure speed: of memory, of kernels, of models.
     Bench(BenchArgs),
+    /// Say what this machine has and what is made of it.
+    Doctor(DoctorArgs),
+    /// Find the fastest implementation of each matrix product on this machine.
+    Tune(TuneArgs),
     /// Measure how well a model predicts a text, in llama-perplexity's way.
     Perplexity(PerplexityArgs),
     /// Fetch a model and print the path of its file.
@@ -252,50 +263,6 @@ pub(crate) struct RunArgs {
     pub(crate) json: bool,
 }
 
-/// `taper bench`
-#[derive(Debug, Args)]
-pub(crate) struct BenchArgs {
-    /// What to measure.
-    #[command(subcommand)]
-    pub(crate) what: BenchCommand,
-}
-
-/// The benchmarks.
-#[derive(Debug, Subcommand)]
-pub(crate) enum BenchCommand {
-    /// Prompt and decode speed of a model.
-    Model(BenchModelArgs),
-}
-
-/// `taper bench model`
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Cases, as llama-bench names them: ppN a prompt of N tokens; tgN and tgN@DEPTH N tokens generated one by one with DEPTH before them; bN N sequences of 32 prompt tokens that generate 48 each, aggregate decode rate.\nA sample takes at least two seconds; the model is warmed up before."
-)]
-pub(crate) struct BenchModelArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
-
-    /// A case, such as pp512, tg64@4096 or b8; may be given several times [default: pp512 and tg64].
-    #[arg(long = "case", value_name = "CASE", value_parser = case)]
-    pub(crate) cases: Vec<NamedCase>,
-
-    /// Samples per case.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = positive)]
-    pub(crate) repeat: usize,
-
-    /// Print one JSON object per case instead of a table.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// A case and the words that named it, which its row repeats.
-#[derive(Debug, Clone)]
-pub(crate) struct NamedCase {
-    pub(crate) name: String,
-    pub(crate) case: Case,
-}
-
 /// `taper perplexity`
 #[derive(Debug, Args)]
 #[command(
@@ -351,11 +318,6 @@ fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
-fn case(text: &str) -> Result<NamedCase, String> {
-    let case = text.parse().map_err(|error: taper_bench::CaseError| error.to_string())?;
-    Ok(NamedCase { name: text.to_string(), case })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -376,14 +338,5 @@ mod tests {
             command.get_subcommands().for_each(check);
         }
         check(&Cli::command());
-    }
-
-    #[test]
-    fn a_row_keeps_the_name_its_case_was_given_by() {
-        let cli = Cli::parse_from(["taper", "bench", "model", "--case", "tg64@0"]);
-        let Command::Bench(BenchArgs { what: BenchCommand::Model(args) }) = cli.command else { panic!() };
-        assert_eq!(args.cases[0].name, "tg64@0");
-        assert_eq!(args.cases[0].case, Case::Generate { tokens: 64, depth: 0 });
-        assert!(Cli::try_parse_from(["taper", "bench", "model", "--case", "pp0"]).is_err());
     }
 }

@@ -3,6 +3,7 @@
 use crate::args::{BackendKind, ContextArgs, ModelArgs};
 use crate::output;
 use crate::progress::Bars;
+use crate::tune_file;
 use anyhow::{Context, Result};
 use std::path::Path;
 use std::sync::Arc;
@@ -58,8 +59,10 @@ pub(crate) fn with_model<T: ModelTask>(
 ) -> Result<T::Output> {
     match args.backend {
         BackendKind::Cpu => {
-            let config = CpuConfig { threads: args.threads, isa: args.isa.clone(), ..CpuConfig::default() };
-            load(Cpu::new(config)?, checkpoint, options, progress, task)
+            let config = CpuConfig { threads: args.threads, isa: args.isa.clone() };
+            let cpu = Cpu::new(config)?;
+            let tuning = tune_file::load(&cpu.info());
+            load(cpu.with_tuning(tuning), checkpoint, options, progress, task)
         }
         BackendKind::Reference => load(Reference::new(), checkpoint, options, progress, task),
     }

@@ -9,6 +9,7 @@ mod load;
 mod output;
 mod piped;
 mod progress;
+mod tune_file;
 
 use args::{Cli, Command};
 use clap::Parser;
@@ -22,6 +23,8 @@ fn main() -> ExitCode {
         Command::Chat(args) => commands::chat::run(&args),
         Command::Run(args) => commands::run::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
+        Command::Doctor(args) => commands::doctor::run(&args),
+        Command::Tune(args) => commands::tune::run(&args),
         Command::Perplexity(args) => commands::perplexity::run(&args),
         Command::Pull(args) => commands::pull::run(&args),
         Command::List(args) => commands::list::run(&args),

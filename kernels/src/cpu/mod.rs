@@ -10,7 +10,9 @@ pub mod gemm;
 pub mod isa;
 mod kv_cache;
 mod norm;
+mod operations;
 pub mod pool;
+mod read;
 mod rope;
 pub(crate) mod rows;
 mod silu;
@@ -19,6 +21,8 @@ pub(crate) mod vector_math;
 
 pub use buffer::{Buffer, Vector};
 pub use kv_cache::KvCache;
+pub use operations::{Operation, operations};
+pub use read::read;
 
 use crate::reference::angles_row;
 use crate::{AttentionParams, Backend, BackendInfo, Error, HeadLayout, KvLayout, MatrixData, Rope, StepTables};
@@ -44,21 +48,19 @@ pub struct CpuConfig {
     pub threads: Option<usize>,
     /// `portable`, `avx2` or `avx512`; `None` takes the best this machine has.
     pub isa: Option<String>,
-    /// Measured choices of implementations; empty takes the built-in rule. No answer depends on it.
-    pub tuning: Tuning,
 }
 
 /// The CPU backend. Clones share the threads and the working memory.
 #[derive(Debug, Clone)]
 pub struct Cpu {
     shared: Arc<Shared>,
+    tuning: Arc<Tuning>,
 }
 
 #[derive(Debug)]
 struct Shared {
     pool: Pool,
     isa: Isa,
-    tuning: Tuning,
     scratch: Mutex<Scratch>,
 }
 
@@ -87,9 +89,13 @@ impl Cpu {
             Some(threads) => threads,
             None => std::thread::available_parallelism().map_or(1, NonZero::get),
         };
-        let tuning = config.tuning;
-        let shared = Shared { pool: Pool::new(threads), isa, tuning, scratch: Mutex::default() };
-        Ok(Self { shared: Arc::new(shared) })
+        let shared = Shared { pool: Pool::new(threads), isa, scratch: Mutex::default() };
+        Ok(Self { shared: Arc::new(shared), tuning: Arc::default() })
+    }
+
+    /// Takes measured choices of implementations for the matrices that it will prepare. No answer depends on them.
+    pub fn with_tuning(self, tuning: Tuning) -> Self {
+        Self { tuning: Arc::new(tuning), ..self }
     }
 
     fn pool(&self) -> &Pool {
@@ -122,7 +128,7 @@ impl Backend for Cpu {
 
     fn matrix(&self, parts: &[MatrixData<'_>]) -> Result<PackedMatrix, Error> {
         let mut matrix = PackedMatrix::pack(parts, self.pool())?;
-        matrix.tune(&self.shared.tuning);
+        matrix.tune(&self.tuning);
         Ok(matrix)
     }
 
@@ -302,7 +308,7 @@ mod tests {
     #[test]
     fn settings_that_cannot_be_honoured_are_refused_with_the_reason() {
         let refused = |threads, isa: Option<&str>| {
-            Cpu::new(CpuConfig { threads, isa: isa.map(String::from), ..CpuConfig::default() }).unwrap_err().to_string()
+            Cpu::new(CpuConfig { threads, isa: isa.map(String::from) }).unwrap_err().to_string()
         };
         assert!(refused(Some(0), None).contains("at least 1"));
         assert!(refused(Some(usize::MAX), None).contains("at most 1024"));
@@ -311,7 +317,7 @@ mod tests {
 
     #[test]
     fn a_cache_larger_than_memory_is_an_error_and_not_an_abort() {
-        let cpu = Cpu::new(CpuConfig { threads: Some(1), ..CpuConfig::default() }).unwrap();
+        let cpu = Cpu::new(CpuConfig { threads: Some(1), isa: None }).unwrap();
         let dtype = crate::KvDtype::F16;
         let layout = KvLayout { num_layers: 100, num_blocks: 1 << 40, num_kv_heads: 64, head_dim: 128, dtype };
         assert!(matches!(cpu.kv_cache(layout), Err(Error::OutOfMemory { what: "the KV cache", .. })));

@@ -21,7 +21,7 @@ fn suite<B: Backend>(backend: &B) {
 
 /// The CPU backend, or a line that says why it is not tested here.
 fn cpu(isa: &str, threads: usize) -> Option<Cpu> {
-    match Cpu::new(CpuConfig { threads: Some(threads), isa: Some(isa.into()), ..CpuConfig::default() }) {
+    match Cpu::new(CpuConfig { threads: Some(threads), isa: Some(isa.into()) }) {
         Ok(cpu) => {
             let info = cpu.info();
             assert_eq!((info.name, info.isa, info.threads), ("cpu", isa, threads));

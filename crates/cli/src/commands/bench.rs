@@ -1,88 +1,109 @@
-//! `taper bench`: speed, with the bytes it moved.
+//! `taper bench`: speed, with the bytes it moved. One file per benchmark; each hands its measurements to a [`Bench`], which
+//! measures the bandwidth around them and says everything.
 
-use crate::args::{AttentionKind, BenchArgs, BenchCommand, BenchModelArgs, NamedCase};
+mod bandwidth;
+mod gemm;
+mod model;
+
+use crate::args::{BenchArgs, BenchCommand, BenchOutputArgs, ComputeArgs};
 use crate::commands::list;
-use crate::load::{self, ModelTask};
 use crate::output;
-use crate::progress::Bars;
-use anyhow::{Result, bail};
-use serde::Serialize;
-use taper_bench::{Case, Row};
-use taper_kernels::Backend;
-use taper_models::{Llama, ModelConfig};
+use anyhow::{Context, Result};
+use comfy_table::CellAlignment;
+use std::fs::{self, File};
+use std::path::Path;
+use taper_bench::plot::Plot;
+use taper_bench::{Finished, Measurement, Record, Run, Setup, report};
+use taper_kernels::{BackendInfo, Cpu, CpuConfig, cpu::isa::Isa};
 
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     match &args.what {
-        BenchCommand::Model(args) => model(args),
+        BenchCommand::Bandwidth(args) => bandwidth::run(args),
+        BenchCommand::Gemm(args) => gemm::run(args),
+        BenchCommand::Model(args) => model::run(args),
     }
 }
 
-/// A row and what was measured.
-#[derive(Debug, Serialize)]
-struct RowJson<'a> {
-    model: &'a str,
-    attention: &'static str,
-    #[serde(flatten)]
-    row: &'a Row,
-    commit: &'static str,
+/// A backend without a model.
+pub(crate) fn cpu(args: &ComputeArgs) -> Result<Cpu> {
+    Ok(Cpu::new(CpuConfig { threads: args.threads, isa: args.isa.clone() })?)
 }
 
-fn model(args: &BenchModelArgs) -> Result<()> {
-    let cases = if args.cases.is_empty() { default_cases() } else { args.cases.clone() };
-    let progress = Bars::new();
-    let resolved = load::resolve(&args.model.model, &progress)?;
-    let checkpoint = load::open(&resolved.path)?;
-    let limit = ModelConfig::from_checkpoint(&checkpoint)?.context_len;
-    if let Some(NamedCase { name, case }) = cases.iter().find(|named| named.case.context_len() > limit) {
-        bail!("{name} needs a context of {} tokens, and the model was made for {limit}", case.context_len());
-    }
-    let plain: Vec<Case> = cases.iter().map(|named| named.case).collect();
-    let options = taper_bench::load_options(&plain, args.model.attention.scheme());
-    let file = resolved.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    load::with_model(&args.model, &checkpoint, options, &progress, Measure { args, cases, file })
+/// What the rows of a run on this backend have in common.
+pub(crate) fn setup(info: &BackendInfo, bandwidth_bytes: usize) -> Setup {
+    // The reference has no instruction set of its own; memory is read with the machine's best.
+    let isa = Isa::parse(info.isa).unwrap_or_else(|_| Isa::best());
+    Setup { commit: env!("TAPER_COMMIT"), isa, threads: info.threads, bandwidth_bytes }
 }
 
-fn default_cases() -> Vec<NamedCase> {
-    let cases = [Case::Prompt(512), Case::Generate { tokens: 64, depth: 0 }];
-    cases.map(|case| NamedCase { name: case.to_string(), case }).into()
+/// A benchmark in progress.
+struct Bench<'a> {
+    args: &'a BenchOutputArgs,
+    run: Run,
 }
 
-struct Measure<'a> {
-    args: &'a BenchModelArgs,
-    cases: Vec<NamedCase>,
-    file: String,
-}
-
-impl ModelTask for Measure<'_> {
-    type Output = ();
-
-    fn run<B: Backend>(self, mut model: Llama<B>) -> Result<()> {
-        let header = ["CASE", "TOKENS/S", "P10", "P90", "MB/TOKEN", "GB/S"];
-        let mut table = list::table(&header);
-        let attention = match self.args.model.attention {
-            AttentionKind::Splitkv => "split-kv",
-            AttentionKind::Naive => "naive",
-        };
-        for NamedCase { name, case } in self.cases {
-            let mut row = taper_bench::measure(&mut model, case, self.args.repeat)?;
-            // Whoever reads rows looks for the name that was given.
-            row.case = name;
-            if self.args.json {
-                let json = RowJson { model: &self.file, attention, row: &row, commit: env!("TAPER_COMMIT") };
-                output::line(&serde_json::to_string(&json)?)?;
-                continue;
-            }
-            output::status(&format!("{}: {:.1} tokens/s", row.case, row.median));
-            let Row { median, p10, p90, bytes_per_token, gb_per_s, .. } = row;
-            let figures = [median, p10, p90, bytes_per_token / 1e6, gb_per_s].map(|figure| format!("{figure:.2}"));
-            table.add_row([row.case].into_iter().chain(figures));
+impl<'a> Bench<'a> {
+    /// Opens what will be written, so that a wrong path is told before minutes of measuring, and measures the bandwidth.
+    fn start(args: &'a BenchOutputArgs, setup: Setup) -> Result<Bench<'a>> {
+        for path in [&args.json, &args.report].into_iter().flatten().filter(|path| *path != Path::new("-")) {
+            File::options().create(true).append(true).open(path).with_context(|| cannot_write(path))?;
         }
-        if !self.args.json {
-            let info = model.backend().info();
-            output::line(&table.trim_fmt())?;
-            let commit = env!("TAPER_COMMIT");
-            output::line(&format!("{}, {} threads, {}, commit {commit}", self.file, info.threads, info.isa))?;
+        let run = Run::start(setup)?;
+        if let Some(ceiling) = run.ceiling_before() {
+            output::status(&format!("read bandwidth: {ceiling:.1} GB/s"));
+        }
+        Ok(Bench { args, run })
+    }
+
+    fn add(&mut self, rows: impl IntoIterator<Item = Measurement>) {
+        self.run.add(rows);
+    }
+
+    /// Measures the bandwidth again, and prints and writes the rows.
+    fn finish(self, plots: impl FnOnce(&Finished) -> Vec<Plot>) -> Result<()> {
+        let Bench { args, run } = self;
+        let finished = run.finish()?;
+        let json: Vec<String> = finished.records.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
+        let to_stdout = args.json.as_deref() == Some(Path::new("-"));
+        match &args.json {
+            Some(_) if to_stdout => json.iter().try_for_each(|row| output::line(row))?,
+            Some(path) => fs::write(path, json.join("\n") + "\n").with_context(|| cannot_write(path))?,
+            None => {}
+        }
+        if !to_stdout {
+            print(&finished)?;
+        } else {
+            finished.warnings().iter().for_each(|warning| output::status(warning));
+        }
+        if let Some(path) = &args.report {
+            let arguments: Vec<String> = std::env::args().skip(1).collect();
+            let command = format!("taper {}", arguments.join(" "));
+            let page = report::html(&command, &finished, &plots(&finished))?;
+            fs::write(path, page).with_context(|| cannot_write(path))?;
+            output::status(&format!("report: {}", path.display()));
         }
         Ok(())
     }
+}
+
+fn cannot_write(path: &Path) -> String {
+    format!("cannot write {}", path.display())
+}
+
+fn print(finished: &Finished) -> Result<()> {
+    let mut table = list::table(&Record::COLUMNS);
+    for column in table.column_iter_mut().skip(2) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    for record in &finished.records {
+        table.add_row(record.cells());
+    }
+    output::line(&table.trim_fmt())?;
+    if let Some(Record { machine, isa, commit, .. }) = finished.records.first() {
+        let cpu = format!("{machine}, {isa}, commit {commit}");
+        let ceiling = finished.ceiling.map(|ceiling| format!("shares are of {ceiling:.1} GB/s; "));
+        output::line(&format!("{}{cpu}", ceiling.unwrap_or_default()))?;
+    }
+    finished.warnings().iter().try_for_each(|warning| output::line(warning))?;
+    Ok(())
 }

@@ -2,8 +2,10 @@
 
 pub(crate) mod bench;
 pub(crate) mod chat;
+pub(crate) mod doctor;
 pub(crate) mod list;
 pub(crate) mod perplexity;
 pub(crate) mod pull;
 pub(crate) mod run;
 pub(crate) mod serve;
+pub(crate) mod tune;

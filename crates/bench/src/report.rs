@@ -1,0 +1,142 @@
+//! A run as one web page without a reference to anything outside it: plots, and the rows in a table.
+
+use crate::plot::{COLORS, Plot};
+use crate::record::figure as digits;
+use crate::{Error, Finished, Record};
+use std::fmt::Write as _;
+
+const STYLE: &str = include_str!("report.css");
+
+/// The page; `command` is what was typed.
+///
+/// # Errors
+/// What drawing says.
+pub fn html(command: &str, finished: &Finished, plots: &[Plot]) -> Result<String, Error> {
+    let mut page = String::new();
+    let _ = write!(
+        page,
+        "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width\">\n<title>{0}</title>\n<style>\n{STYLE}</style>\n<h1>{0}</h1>\n",
+        escape(command)
+    );
+    if let Some(record) = finished.records.first() {
+        let Record { machine, isa, commit, .. } = record;
+        let facts = [("machine", machine), ("instruction set", isa), ("commit", commit)];
+        let mut facts: Vec<(&str, String)> = facts.map(|(name, value)| (name, value.clone())).into();
+        if let Some(ceiling) = finished.ceiling {
+            facts.push(("read bandwidth", format!("{ceiling:.1} GB/s")));
+        }
+        page.push_str("<dl>");
+        for (name, value) in facts {
+            let _ = write!(page, "<div><dt>{name}</dt><dd>{}</dd></div>", escape(&value));
+        }
+        page.push_str("</dl>\n");
+    }
+    for warning in finished.warnings() {
+        let _ = writeln!(page, "<p class=\"void\">{}</p>", escape(&warning));
+    }
+    for plot in plots.iter().filter(|plot| plot.has_points()) {
+        figure(&mut page, plot)?;
+    }
+    page.push_str("<h2>All rows</h2>\n");
+    table(&mut page, &finished.records);
+    Ok(page)
+}
+
+/// A plot, and beside it its figures: a line per series, a column per x. The table is the legend.
+fn figure(page: &mut String, plot: &Plot) -> Result<(), Error> {
+    let xs = plot.xs();
+    // Of a single x the figures say all there is to see.
+    let svg = if xs.len() > 1 { plot.svg()? } else { String::new() };
+    let _ = write!(page, "<figure><figcaption>{}, {}</figcaption>\n{svg}", escape(&plot.title), escape(&plot.y));
+    let _ = write!(page, "<div class=\"rows\"><table><thead><tr><th class=\"text\">{}</th>", escape(&plot.x));
+    for x in &xs {
+        let _ = write!(page, "<th>{x}</th>");
+    }
+    page.push_str("</tr></thead><tbody>\n");
+    for (index, series) in plot.shown().iter().enumerate() {
+        let _ = write!(
+            page,
+            "<tr><td class=\"text key\" style=\"--c:var(--s{})\">{}</td>",
+            index % COLORS,
+            escape(&series.name)
+        );
+        for x in &xs {
+            let y = series.points.iter().find(|point| point.0 == *x).map_or_else(String::new, |point| digits(point.1));
+            let _ = write!(page, "<td>{y}</td>");
+        }
+        page.push_str("</tr>\n");
+    }
+    if let Some((name, level)) = &plot.line {
+        let _ = writeln!(
+            page,
+            "<tr><td class=\"text level\">{}</td><td colspan=\"{}\" class=\"text\">{}</td></tr>",
+            escape(name),
+            xs.len(),
+            digits(*level)
+        );
+    }
+    page.push_str("</tbody></table></div></figure>\n");
+    Ok(())
+}
+
+fn table(page: &mut String, records: &[Record]) {
+    page.push_str("<div class=\"rows\"><table><thead><tr>");
+    for (index, name) in Record::COLUMNS.iter().enumerate() {
+        let _ = write!(page, "<th{}>{name}</th>", if index < 2 { " class=\"text\"" } else { "" });
+    }
+    page.push_str("</tr></thead><tbody>\n");
+    for record in records {
+        page.push_str(if record.void { "<tr class=\"void\">" } else { "<tr>" });
+        for (index, cell) in record.cells().iter().enumerate() {
+            let _ = write!(page, "<td{}>{}</td>", if index < 2 { " class=\"text\"" } else { "" }, escape(cell));
+        }
+        page.push_str("</tr>\n");
+    }
+    page.push_str("</tbody></table></div>\n</html>\n");
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::params;
+    use crate::plot::Series;
+
+    #[test]
+    fn a_page_holds_everything_and_no_markup_of_strangers() {
+        let record = Record {
+            bench: "model",
+            case: "<b>tg64</b>".into(),
+            params: params([]),
+            median: 12.5,
+            p10: 12.0,
+            p90: 13.0,
+            unit: "tokens/s",
+            bytes: None,
+            gbps: Some(20.0),
+            share: Some(0.8),
+            commit: "abc".into(),
+            machine: "A & B".into(),
+            isa: "avx2".into(),
+            threads: 2,
+            void: false,
+        };
+        let series = Series { name: "a".into(), points: vec![(1.0, 20.0), (8.0, 10.0)] };
+        let line = Some(("read bandwidth".into(), 25.0));
+        let plot = Plot { title: "t".into(), x: "rows".into(), y: "GB/s".into(), series: vec![series], line };
+        let finished =
+            Finished { records: vec![record], ceiling: Some(25.0), before_and_after: None, void: vec!["x".into()] };
+        let page = html("taper bench model", &finished, &[plot]).unwrap();
+        assert!(
+            page.contains("&lt;b&gt;tg64&lt;/b&gt;") && page.contains("A &amp; B") && !page.contains("<b>"),
+            "{page}"
+        );
+        assert!(page.contains("80 %") && page.contains("25.0 GB/s") && page.contains("void"), "{page}");
+        assert!(page.contains("<th>8</th>") && page.contains(">a</td><td>20.00</td><td>10.00</td>"), "{page}");
+        assert!(!page.contains("http") && !page.contains("src="), "self-contained");
+    }
+}

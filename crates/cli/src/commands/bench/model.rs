@@ -1,0 +1,132 @@
+//! `taper bench model`
+
+use super::{Bench, setup};
+use crate::args::{AttentionKind, BenchModelArgs, NamedCase, PeerKind};
+use crate::load::{self, ModelTask};
+use crate::output;
+use crate::progress::Bars;
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use taper_bench::candle::Candle;
+use taper_bench::model::{self, ModelCase};
+use taper_bench::{Case, Measurement, Peer, figure, params};
+use taper_kernels::{AttentionScheme, Backend};
+use taper_models::{Llama, ModelConfig};
+
+pub(crate) fn run(args: &BenchModelArgs) -> Result<()> {
+    let cases = args.all_cases();
+    let candle = if args.against.contains(&PeerKind::Candle) { Some(candle_driver(args)?) } else { None };
+    let progress = Bars::new();
+    let resolved = load::resolve(&args.model.model, &progress)?;
+    let checkpoint = load::open(&resolved.path)?;
+    let limit = ModelConfig::from_checkpoint(&checkpoint)?.context_len;
+    if let Some(NamedCase { name, case }) = cases.iter().find(|named| named.case.context_len() > limit) {
+        bail!("{name} needs a context of {} tokens, and the model was made for {limit}", case.context_len());
+    }
+    let plain: Vec<Case> = cases.iter().map(|named| named.case).collect();
+    let options = model::load_options(&plain, args.model.attention.scheme());
+    let task = Measure { args, cases, path: &resolved.path, candle };
+    load::with_model(&args.model, &checkpoint, options, &progress, task)
+}
+
+/// The program that runs candle's network: the one that was named, else the one that was built beside this one.
+fn candle_driver(args: &BenchModelArgs) -> Result<PathBuf> {
+    const BUILT: &str = "bench/candle_baseline/target/release/candle_baseline";
+    if let Some(path) = &args.candle_driver {
+        return Ok(path.clone());
+    }
+    let program = std::env::current_exe().unwrap_or_default();
+    let found = program.ancestors().map(|folder| folder.join(BUILT)).find(|path| path.is_file());
+    found.context(
+        "candle's network runs in a program of its own, which is not built; in the source folder:\n  \
+         RUSTFLAGS=\"-C target-cpu=native\" cargo build --release --manifest-path bench/candle_baseline/Cargo.toml\n\
+         --candle-driver names it elsewhere",
+    )
+}
+
+struct Measure<'a> {
+    args: &'a BenchModelArgs,
+    cases: Vec<NamedCase>,
+    path: &'a Path,
+    candle: Option<PathBuf>,
+}
+
+impl ModelTask for Measure<'_> {
+    type Output = ();
+
+    fn run<B: Backend>(self, mut model: Llama<B>) -> Result<()> {
+        let info = model.backend().info();
+        let mut bench = Bench::start(&self.args.output, setup(&info, self.args.output.bandwidth_bytes()))?;
+        let start = |driver: &PathBuf| Candle::start(driver, self.path, info.threads);
+        let mut candle = self.candle.as_ref().map(start).transpose()?;
+        for named in &self.cases {
+            let rows = self.measure(&mut model, named, &mut candle)?;
+            for row in &rows {
+                let (low, high) = (figure(row.summary.p10), figure(row.summary.p90));
+                output::status(&format!("{}: {} {} [{low}..{high}]", row.case, figure(row.summary.median), row.unit));
+            }
+            bench.add(rows);
+        }
+        bench.finish(|finished| model::plots(&finished.records, finished.ceiling))
+    }
+}
+
+impl Measure<'_> {
+    /// The rows of a case: ours, each peer's, and the ratios. Samples of all sides take turns.
+    fn measure<B: Backend>(
+        &self,
+        model: &mut Llama<B>,
+        named: &NamedCase,
+        candle: &mut Option<Candle>,
+    ) -> Result<Vec<Measurement>> {
+        let peers = self.peers(named);
+        let mut case = ModelCase::new(model, named.case, self.args.fill.fill())?;
+        case.warm_up()?;
+        let mut ours = Vec::new();
+        let mut theirs = vec![Vec::new(); peers.len()];
+        for _ in 0..self.args.repeat {
+            ours.push(case.sample()?);
+            for (peer, samples) in peers.iter().zip(&mut theirs) {
+                samples.push(match (peer, candle.as_mut()) {
+                    (Peer::NaiveAttention, _) => {
+                        case.set_attention(AttentionScheme::Naive);
+                        let sample = case.sample()?;
+                        case.set_attention(self.args.model.attention.scheme());
+                        sample
+                    }
+                    (Peer::Candle, Some(candle)) => candle.sample(named.case)?,
+                    (Peer::Candle, None) => bail!("candle's network is not running"),
+                });
+            }
+        }
+        let mut row = case.measurement(&ours, self.about());
+        // Whoever reads rows looks for the name that was given.
+        row.case.clone_from(&named.name);
+        let of_peers = peers.iter().zip(&theirs);
+        let of_peers =
+            of_peers.flat_map(|(peer, theirs)| [peer.row(&row, theirs), peer.ratio_row(&row, &ours, theirs)]);
+        Ok([row.clone()].into_iter().chain(of_peers).collect())
+    }
+
+    /// The peers that can do this case.
+    fn peers(&self, named: &NamedCase) -> Vec<Peer> {
+        let can = |peer: &Peer| {
+            let can = *peer != Peer::Candle || Candle::can(named.case);
+            if !can {
+                output::status(&format!("{}: candle's network has no batches and no prompts at a depth", named.name));
+            }
+            can
+        };
+        self.args.against.iter().map(|kind| kind.peer()).filter(can).collect()
+    }
+
+    /// What a row says beside its case.
+    fn about(&self) -> serde_json::Map<String, serde_json::Value> {
+        let attention = match self.args.model.attention {
+            AttentionKind::Splitkv => "split-kv",
+            AttentionKind::Naive => "naive",
+        };
+        let file = self.path.file_name().unwrap_or_default().to_string_lossy();
+        params([("model", file.into()), ("network", "taper".into()), ("attention", attention.into())])
+    }
+}

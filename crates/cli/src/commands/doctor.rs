@@ -1,0 +1,199 @@
+//! `taper doctor`: what this machine has, what is made of it, and where things are.
+
+use crate::args::DoctorArgs;
+use crate::commands::{bench, list};
+use crate::output;
+use anyhow::Result;
+use indicatif::BinaryBytes;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use taper_bench::{Machine, Record, Run, Setup};
+use taper_hub::Hub;
+use taper_kernels::cpu::isa::Isa;
+use taper_kernels::cpu::operations;
+use taper_kernels::{Backend, BackendInfo};
+
+/// Features that kernels use or could use, in the system's words, with what they are for.
+const FEATURES: [(&str, &str); 9] = [
+    ("avx2", "256-bit integers"),
+    ("fma", "fused multiply-add"),
+    ("f16c", "float16 conversion"),
+    ("avx512f", "512-bit vectors"),
+    ("avx512_vnni", "int8 dot products, 512 bits"),
+    ("avx_vnni", "int8 dot products, 256 bits"),
+    ("avx512_bf16", "bfloat16 dot products"),
+    ("amx_int8", "int8 tiles"),
+    ("amx_bf16", "bfloat16 tiles"),
+];
+
+/// Everything that is said.
+#[derive(Debug, Serialize)]
+struct Diagnosis {
+    version: &'static str,
+    commit: &'static str,
+    machine: Machine,
+    /// Of [`FEATURES`], those that the processor has.
+    features: Vec<&'static str>,
+    isa: &'static str,
+    isas_available: Vec<&'static str>,
+    threads: usize,
+    numerics_class: &'static str,
+    /// GB/s; absent when it was not measured.
+    read_bandwidth: Option<f64>,
+    /// Streams per thread that reached it.
+    read_bandwidth_streams: Option<u64>,
+    operations: Vec<OperationJson>,
+    gpu: Gpu,
+    paths: Paths,
+}
+
+#[derive(Debug, Serialize)]
+struct OperationJson {
+    operation: &'static str,
+    kernel: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct Gpu {
+    /// Version line of NVIDIA's kernel driver.
+    driver: Option<String>,
+    /// Whether this build can use it.
+    in_this_build: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Paths {
+    taper_cache: PathBuf,
+    hub_cache: PathBuf,
+    ollama_models: Option<PathBuf>,
+    /// Model files that are here.
+    models: Vec<PathBuf>,
+}
+
+pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
+    let info = bench::cpu(&args.compute)?.info();
+    let diagnosis = diagnose(&info, args.bandwidth_mib.saturating_mul(1 << 20))?;
+    if args.json {
+        output::line(&serde_json::to_string(&diagnosis)?)?;
+    } else {
+        print(&diagnosis)?;
+    }
+    Ok(())
+}
+
+fn diagnose(info: &BackendInfo, bandwidth_bytes: usize) -> Result<Diagnosis> {
+    let setup = bench::setup(info, bandwidth_bytes);
+    let machine = Machine::read();
+    let hub = Hub::from_env()?;
+    let config = hub.config();
+    let bandwidth = bandwidth(setup.clone())?;
+    let operations = operations(setup.isa);
+    Ok(Diagnosis {
+        version: env!("CARGO_PKG_VERSION"),
+        commit: setup.commit,
+        features: FEATURES.map(|(flag, _)| flag).into_iter().filter(|flag| machine.has(flag)).collect(),
+        machine,
+        isa: info.isa,
+        isas_available: Isa::available().into_iter().map(Isa::name).collect(),
+        threads: info.threads,
+        numerics_class: info.numerics_class,
+        read_bandwidth: bandwidth.as_ref().map(|row| row.median),
+        read_bandwidth_streams: bandwidth.and_then(|row| row.params.get("streams")?.as_u64()),
+        operations: operations
+            .into_iter()
+            .map(|operation| OperationJson { operation: operation.name, kernel: operation.kernel })
+            .collect(),
+        gpu: gpu(Path::new("/proc/driver/nvidia/version")),
+        paths: Paths {
+            taper_cache: config.taper_cache.clone(),
+            hub_cache: config.hf_cache.clone(),
+            ollama_models: config.ollama_models.clone(),
+            models: hub.list().into_iter().map(|model| model.path).collect(),
+        },
+    })
+}
+
+/// The best of a run without cases: two measurements.
+fn bandwidth(setup: Setup) -> Result<Option<Record>> {
+    if setup.bandwidth_bytes > 0 {
+        output::status("measuring the read bandwidth ...");
+    }
+    let rows = Run::start(setup)?.finish()?.records;
+    Ok(rows.into_iter().max_by(|a, b| a.median.total_cmp(&b.median)))
+}
+
+fn gpu(version_file: &Path) -> Gpu {
+    let version = std::fs::read_to_string(version_file).ok();
+    let driver = version.and_then(|text| text.lines().next().map(|line| line.trim().to_string()));
+    Gpu { driver, in_this_build: false }
+}
+
+fn print(diagnosis: &Diagnosis) -> Result<()> {
+    let Diagnosis { machine, gpu, paths, .. } = diagnosis;
+    let mut facts: Vec<(&str, String)> = vec![
+        ("taper", format!("{}, commit {}", diagnosis.version, diagnosis.commit)),
+        ("processor", format!("{}, {} cores for this process", machine.cpu, machine.cores)),
+    ];
+    for (flag, what) in FEATURES {
+        let has = if diagnosis.features.contains(&flag) { "yes" } else { "no" };
+        facts.push(("", format!("{flag:<12} {has:<4} {what}")));
+    }
+    for cache in &machine.caches {
+        let size = BinaryBytes(cache.bytes);
+        facts.push((
+            "cache",
+            format!("L{} {}, {size}, processors {}", cache.level, cache.kind.to_lowercase(), cache.shared_by),
+        ));
+    }
+    if let (Some(total), Some(available)) = (machine.memory_bytes, machine.memory_available_bytes) {
+        facts.push(("memory", format!("{}, {} available", BinaryBytes(total), BinaryBytes(available))));
+    }
+    let bandwidth = diagnosis.read_bandwidth.zip(diagnosis.read_bandwidth_streams);
+    facts.push((
+        "read bandwidth",
+        bandwidth
+            .map_or("not measured".into(), |(gbps, streams)| format!("{gbps:.1} GB/s, {streams} streams a thread")),
+    ));
+    facts.push((
+        "kernels",
+        format!("{}; this machine has {}; --isa chooses", diagnosis.isa, diagnosis.isas_available.join(", ")),
+    ));
+    facts.push(("threads", format!("{}; --threads chooses", diagnosis.threads)));
+    facts.push(("numerics class", diagnosis.numerics_class.into()));
+    for OperationJson { operation, kernel } in &diagnosis.operations {
+        facts.push(("", format!("{operation:<32} {kernel}")));
+    }
+    let driver = gpu.driver.as_deref().unwrap_or("no driver");
+    facts.push(("GPU", format!("{driver}; no CUDA in this build")));
+    facts.push(("cache of models", paths.taper_cache.display().to_string()));
+    facts.push(("cache of the hub", paths.hub_cache.display().to_string()));
+    if let Some(ollama) = &paths.ollama_models {
+        facts.push(("Ollama's models", ollama.display().to_string()));
+    }
+    for (index, path) in paths.models.iter().enumerate() {
+        facts.push((if index == 0 { "models here" } else { "" }, path.display().to_string()));
+    }
+    if paths.models.is_empty() {
+        facts.push(("models here", "none; `taper pull` fetches the default one".into()));
+    }
+    let mut table = list::table(&[]);
+    for (name, value) in facts {
+        table.add_row([name, &value]);
+    }
+    output::line(&table.trim_fmt())?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_is_told_by_its_first_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("version");
+        assert!(gpu(&file).driver.is_none());
+        std::fs::write(&file, "NVRM version: 1.2\nGCC version: 3\n").unwrap();
+        assert_eq!(gpu(&file).driver.as_deref(), Some("NVRM version: 1.2"));
+    }
+}

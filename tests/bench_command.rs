@@ -1,0 +1,227 @@
+//! `taper bench` and `taper doctor` through the real binary: what stands in the rows, where they go, and how they refuse.
+//! No figure of speed is judged here.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use serde_json::Value;
+use std::process::{Output, Stdio};
+use taper_testkit::tiny::TinyModel;
+use tempfile::TempDir;
+
+fn taper(folder: &TempDir, arguments: &[&str]) -> Output {
+    let mut command = support::taper();
+    for (name, _) in std::env::vars_os().filter(|(name, _)| {
+        let name = name.to_string_lossy();
+        ["TAPER_", "HF_", "XDG_", "OLLAMA_"].iter().any(|prefix| name.starts_with(prefix))
+    }) {
+        command.env_remove(name);
+    }
+    command.args(arguments).current_dir(folder.path()).env("HOME", folder.path()).stdin(Stdio::null()).output().unwrap()
+}
+
+fn folder() -> TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+fn stdout(output: &Output) -> &str {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    std::str::from_utf8(&output.stdout).unwrap()
+}
+
+fn rows(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Every row has every name, and figures that are figures.
+fn check(row: &Value) {
+    let names: Vec<&str> = row.as_object().unwrap().keys().map(String::as_str).filter(|name| *name != "void").collect();
+    let expected = "bench case params median p10 p90 unit bytes gbps share commit machine isa threads";
+    assert_eq!(names, expected.split(' ').collect::<Vec<_>>(), "{row}");
+    let figure = |name: &str| row[name].as_f64().unwrap();
+    assert!(figure("median") > 0.0 && figure("p10") <= figure("median") && figure("median") <= figure("p90"), "{row}");
+    assert!(row["params"].is_object() && row["threads"].as_u64() >= Some(1), "{row}");
+    assert!(!row["commit"].as_str().unwrap().is_empty() && !row["machine"].as_str().unwrap().is_empty(), "{row}");
+}
+
+#[test]
+fn bandwidth_has_a_row_per_number_of_threads_and_streams() {
+    let arguments = ["bench", "bandwidth", "--json", "--threads", "2", "--bandwidth-mib", "8", "--repeat", "2"];
+    let output = taper(&folder(), &arguments);
+    let rows = rows(stdout(&output));
+    rows.iter().for_each(check);
+    let grid: Vec<(u64, u64)> =
+        rows.iter().map(|row| (row["threads"].as_u64().unwrap(), row["params"]["streams"].as_u64().unwrap())).collect();
+    assert_eq!(grid, [(1, 1), (1, 4), (1, 8), (1, 16), (2, 1), (2, 4), (2, 8), (2, 16)]);
+    assert!(rows.iter().all(|row| row["unit"] == "GB/s" && row["median"] == row["gbps"]));
+    assert_eq!(rows[4..].iter().filter(|row| row["share"] == 1.0).count(), 1, "the best of two threads is the ceiling");
+    assert!(!output.stderr.is_empty(), "progress is told");
+}
+
+const TINY_GEMM: [&str; 14] = [
+    "bench",
+    "gemm",
+    "--threads",
+    "2",
+    "--type",
+    "q4_0,bf16,q6_k",
+    "--shape",
+    "64x96,32x256",
+    "--rows",
+    "1,4",
+    "--ring-mib",
+    "1",
+    "--time-ms",
+    "0",
+];
+
+#[test]
+fn gemm_has_a_row_per_cell_between_two_of_the_bandwidth() {
+    let output = taper(&folder(), &[&TINY_GEMM[..], &["--bandwidth-mib", "4", "--json"]].concat());
+    let rows = rows(stdout(&output));
+    rows.iter().for_each(check);
+    let cases: Vec<&str> = rows.iter().map(|row| row["case"].as_str().unwrap()).collect();
+    assert!(cases[0].starts_with("before: best, ") && cases[cases.len() - 1].starts_with("after: best, "), "{cases:?}");
+    let expected = [
+        "Q4_0 64x96 M=1",
+        "Q4_0 64x96 M=4",
+        "BF16 64x96 M=1",
+        "BF16 64x96 M=4",
+        "Q4_0 32x256 M=1",
+        "Q4_0 32x256 M=4",
+        "BF16 32x256 M=1",
+        "BF16 32x256 M=4",
+        "Q6_K 32x256 M=1",
+        "Q6_K 32x256 M=4",
+    ];
+    assert_eq!(cases.len(), expected.len() + 2);
+    assert!(expected.iter().all(|case| cases.contains(case)), "{cases:?}");
+    let row = rows.iter().find(|row| row["case"] == "Q4_0 64x96 M=4").unwrap();
+    assert_eq!(row["bytes"].as_f64(), Some(64.0 * 3.0 * 18.0), "the bytes of a file");
+    let (rate, gbps) = (row["median"].as_f64().unwrap(), row["gbps"].as_f64().unwrap());
+    assert!((rate / gbps / (2.0 * 4.0 * 64.0 * 96.0 / (64.0 * 54.0)) - 1.0).abs() < 1e-9, "{row}");
+    let ceiling = rows.iter().filter(|row| row["bench"] == "bandwidth").map(|row| row["gbps"].as_f64().unwrap());
+    assert!((row["share"].as_f64().unwrap() - gbps / ceiling.fold(0.0, f64::max)).abs() < 1e-9, "{row}");
+}
+
+#[test]
+fn rows_and_report_go_to_files_and_the_table_to_stdout() {
+    let folder = folder();
+    let to_files = ["--bandwidth-mib", "0", "--json", "rows.json", "--report", "report.html"];
+    let output = taper(&folder, &[&TINY_GEMM[..], &to_files].concat());
+    let table = stdout(&output);
+    assert!(table.contains("CASE") && table.contains("GFLOP/s") && table.contains("Q4_0 64x96 M=1"), "{table}");
+    let rows = rows(&std::fs::read_to_string(folder.path().join("rows.json")).unwrap());
+    assert_eq!(rows.len(), 10);
+    assert!(rows.iter().all(|row| row["share"].is_null()), "nothing to take a share of");
+    let page = std::fs::read_to_string(folder.path().join("report.html")).unwrap();
+    assert!(page.starts_with("<!doctype html>") && page.matches("<svg").count() == 4, "two plots a shape");
+    assert!(page.contains("taper bench gemm --threads 2") && !page.contains("http"), "{page}");
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_told_before_anything_is_measured() {
+    for flag in ["--json", "--report"] {
+        let output = taper(&folder(), &["bench", "bandwidth", flag, "missing/file"]);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && stderr.contains("cannot write missing/file"), "{stderr}");
+        assert!(!stderr.contains("GB/s"), "{stderr}");
+    }
+}
+
+#[test]
+fn a_model_is_measured_against_naive_attention_at_a_depth_of_random_keys() {
+    let folder = folder();
+    std::fs::write(folder.path().join("tiny.gguf"), TinyModel { context: 256, ..TinyModel::default() }.to_gguf())
+        .unwrap();
+    let model = |more: &[&str]| {
+        let arguments =
+            ["bench", "model", "--model", "tiny.gguf", "--threads", "1", "--repeat", "1", "--bandwidth-mib", "0"];
+        taper(&folder, &[&arguments[..], more].concat())
+    };
+    let output = model(&["--case", "tg2@70", "--fill", "random", "--against", "naive-attention", "--json"]);
+    let rows = rows(stdout(&output));
+    rows.iter().for_each(check);
+    let cases: Vec<&str> = rows.iter().map(|row| row["case"].as_str().unwrap()).collect();
+    assert_eq!(cases, ["tg2@70", "tg2@70, naive-attention", "tg2@70 against naive-attention"]);
+    assert_eq!((&rows[0]["params"]["keys"], &rows[2]["unit"]), (&"random".into(), &"x".into()));
+    let ratio = rows[0]["median"].as_f64().unwrap() / rows[1]["median"].as_f64().unwrap();
+    assert!((rows[2]["median"].as_f64().unwrap() - ratio).abs() < 1e-9);
+
+    let refused = |arguments: &[&str]| {
+        let output = model(arguments);
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(refused(&["--case", "tg2@300"]).contains("made for 256"));
+    let missing = refused(&["--case", "tg2", "--against", "candle", "--candle-driver", "missing"]);
+    assert!(missing.contains("cannot start missing"), "{missing}");
+}
+
+#[test]
+fn candle_answers_in_turns_and_a_case_it_cannot_do_is_left_to_us() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = folder();
+    std::fs::write(folder.path().join("tiny.gguf"), TinyModel::default().to_gguf()).unwrap();
+    let driver = folder.path().join("driver");
+    // Stands in for candle's network: says what it is asked, with a speed of its own.
+    let script = "#!/bin/sh\nwhile read -r name; do echo \"{\\\"case\\\": \\\"$name\\\", \\\"median\\\": 4}\"; done\n";
+    std::fs::write(&driver, script).unwrap();
+    std::fs::set_permissions(&driver, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let output = taper(
+        &folder,
+        &[
+            "bench",
+            "model",
+            "--model",
+            "tiny.gguf",
+            "--threads",
+            "1",
+            "--repeat",
+            "2",
+            "--bandwidth-mib",
+            "0",
+            "--json",
+            "--case",
+            "tg2@9",
+            "--case",
+            "b2",
+            "--against",
+            "candle",
+            "--candle-driver",
+            "./driver",
+        ],
+    );
+    let rows = rows(stdout(&output));
+    rows.iter().for_each(check);
+    let cases: Vec<&str> = rows.iter().map(|row| row["case"].as_str().unwrap()).collect();
+    assert_eq!(cases, ["tg2@9", "tg2@9, candle", "tg2@9 against candle", "b2"]);
+    assert_eq!((rows[1]["median"].as_f64(), &rows[1]["params"]["network"]), (Some(4.0), &"candle".into()));
+    let ours: Vec<f64> = serde_json::from_value(rows[0]["params"]["samples"].clone()).unwrap();
+    let ratios: Vec<f64> = serde_json::from_value(rows[2]["params"]["samples"].clone()).unwrap();
+    assert_eq!((ours.len(), ratios.len()), (2, 2));
+    assert!(ours.iter().zip(&ratios).all(|(sample, ratio)| (sample / ratio - 4.0).abs() < 1e-9), "{ours:?} {ratios:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no batches"));
+}
+
+#[test]
+fn doctor_says_what_the_machine_has_and_where_things_are() {
+    let folder = folder();
+    let output = taper(&folder, &["doctor", "--bandwidth-mib", "4", "--threads", "2", "--json"]);
+    let found = &rows(stdout(&output))[0];
+    assert_eq!((found["threads"].as_u64(), &found["gpu"]["in_this_build"]), (Some(2), &false.into()));
+    assert!(found["read_bandwidth"].as_f64() > Some(0.0), "{found}");
+    assert!(found["isas_available"].as_array().unwrap().contains(&found["isa"]), "{found}");
+    assert!(found["operations"].as_array().unwrap().iter().all(|row| row["kernel"].is_string()), "{found}");
+    let home = folder.path().to_str().unwrap();
+    assert!(found["paths"]["taper_cache"].as_str().unwrap().starts_with(home), "{found}");
+
+    let output = taper(&folder, &["doctor", "--bandwidth-mib", "0", "--isa", "portable"]);
+    let text = stdout(&output);
+    for part in
+        ["processor", "memory", "not measured", "portable", "int8x32", "no CUDA in this build", "none; `taper pull`"]
+    {
+        assert!(text.contains(part), "{part} in\n{text}");
+    }
+}
