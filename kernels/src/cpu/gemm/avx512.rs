@@ -11,10 +11,13 @@ mod floats;
 mod quantize;
 use quantize::quantize_row;
 
+/// Rows of a tile. Two integer sums and a float one per row, and what they are made of: a seventh row spills.
+const TILE_ROWS: usize = 6;
+
 impl Kernels {
     /// AVX-512 F, BW, VL, DQ and VNNI.
     pub(crate) const AVX512: Kernels =
-        Kernels { quantize: quantize_row, products: products!(avx512), tile_rows: 8, tile_panels: 2 };
+        Kernels { quantize: quantize_row, products: products!(avx512), tile_rows: TILE_ROWS, tile_panels: 4 };
 }
 
 /// Stores sixteen outputs of one row, or as many as exist.
@@ -43,16 +46,14 @@ pub(super) use floats::{BF16, F16, F32, floats};
 /// # Safety
 /// See [`super::kernels::Product`].
 pub(super) unsafe fn quantized<F: Quantized>(task: &Task) {
-    debug_assert!((1..=8).contains(&task.rows));
+    debug_assert!((1..=TILE_ROWS).contains(&task.rows));
     let kernel = match task.rows {
         1 => quantized_panel::<F, 1>,
         2 => quantized_panel::<F, 2>,
         3 => quantized_panel::<F, 3>,
         4 => quantized_panel::<F, 4>,
         5 => quantized_panel::<F, 5>,
-        6 => quantized_panel::<F, 6>,
-        7 => quantized_panel::<F, 7>,
-        _ => quantized_panel::<F, 8>,
+        _ => quantized_panel::<F, TILE_ROWS>,
     };
     for panel in 0..task.num_panels {
         // SAFETY: the caller's obligation, passed on.
@@ -79,14 +80,13 @@ unsafe fn quantized_panel<F: Quantized, const ROWS: usize>(task: &Task, panel: u
                 let scales = head + format.head_bytes() + index * format.scale_bytes();
                 prefetch(base.wrapping_add(quants), format.quant_bytes());
                 prefetch(base.wrapping_add(scales), format.scale_bytes());
-                let weights = unpack::<F>(base.add(quants));
                 let scaling = Scaling::load::<F>(base.add(head), base.add(scales));
                 let at = (block + index) * ROWS;
-                let x = (task.digits.add(at * DIGITS), task.scales.add(at), task.terms.add(at * words));
+                let (digits, terms) = (task.digits.add(at * DIGITS), task.terms.add(at * words));
+                let integers = integers::<F, ROWS>(base.add(quants), &scaling, digits, terms);
                 for (row, sum) in sums.iter_mut().enumerate() {
-                    let (digits, terms) = (x.0.add(row * DIGITS).cast::<i32>(), x.2.add(row * words));
-                    let integer = scaling.integer::<F>(&weights, digits, terms);
-                    *sum = scaling.add::<F>(integer, _mm512_set1_ps(*x.1.add(row)), terms, *sum);
+                    let da = _mm512_set1_ps(*task.scales.add(at + row));
+                    *sum = scaling.add::<F>(integers[row], da, terms.add(row * words), *sum);
                 }
             }
             start += format.superblock_bytes(in_superblock);
@@ -120,38 +120,79 @@ fn move_bits(x: __m512i, from: usize, to: usize) -> __m512i {
     if from >= to { shift_right(x, from - to) } else { _mm512_sll_epi16(x, _mm_cvtsi32_si128((to - from) as i32)) }
 }
 
-/// The eight groups of a block.
+/// Group `g` of a block.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn unpack<F: Quantized>(planes: *const u8) -> [__m512i; 8] {
+unsafe fn unpack<F: Quantized>(planes: *const u8, g: usize) -> __m512i {
     let format = F::FORMAT;
     let low_bits = format.low_bits() as usize;
-    let mut groups = [_mm512_setzero_si512(); 8];
-    for (g, group) in groups.iter_mut().enumerate() {
-        let (vector, shift) = match format.low {
-            Low::Pairs => (g / 4, 2 * (g % 4)),
-            Low::Nibbles => (g % 4, 4 * (g / 4)),
-            Low::Bytes => (g, 0),
-        };
-        // SAFETY: a block has `low_vectors` vectors here, 64-byte aligned.
-        let mut value = unsafe { _mm512_load_si512(planes.add(64 * vector).cast()) };
-        if format.low != Low::Bytes {
-            value = _mm512_and_si512(shift_right(value, shift), _mm512_set1_epi8((1 << low_bits) - 1));
-        }
-        if format.high != High::None {
-            let (vector, from, mask) = match format.high {
-                High::OneBit => (0, g, 1),
-                _ => (g / 4, 2 * (g % 4), 3),
-            };
-            // SAFETY: and its high vectors after them.
-            let high = unsafe { _mm512_load_si512(planes.add(64 * (format.low_vectors() + vector)).cast()) };
-            // value | (high & mask)
-            let mask = _mm512_set1_epi8(((mask as u32) << low_bits) as i8);
-            value = _mm512_ternarylogic_epi32::<0xF8>(value, move_bits(high, from, low_bits), mask);
-        }
-        *group = value;
+    let (vector, shift) = match format.low {
+        Low::Pairs => (g / 4, 2 * (g % 4)),
+        Low::Nibbles => (g % 4, 4 * (g / 4)),
+        Low::Bytes => (g, 0),
+    };
+    // SAFETY: a block has `low_vectors` vectors here, 64-byte aligned.
+    let mut value = unsafe { _mm512_load_si512(planes.add(64 * vector).cast()) };
+    if format.low != Low::Bytes {
+        value = _mm512_and_si512(shift_right(value, shift), _mm512_set1_epi8((1 << low_bits) - 1));
     }
-    groups
+    if format.high != High::None {
+        let (vector, from, mask) = match format.high {
+            High::OneBit => (0, g, 1),
+            _ => (g / 4, 2 * (g % 4), 3),
+        };
+        // SAFETY: and its high vectors after them.
+        let high = unsafe { _mm512_load_si512(planes.add(64 * (format.low_vectors() + vector)).cast()) };
+        // value | (high & mask)
+        let mask = _mm512_set1_epi8(((mask as u32) << low_bits) as i8);
+        value = _mm512_ternarylogic_epi32::<0xF8>(value, move_bits(high, from, low_bits), mask);
+    }
+    value
+}
+
+/// The exact integers of one block and each row. A group is unpacked once and meets all rows before the next, so that the
+/// sums of as many rows as possible fit into registers.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn integers<F: Quantized, const ROWS: usize>(
+    planes: *const u8,
+    scaling: &Scaling,
+    digits: *const i8,
+    terms: *const i32,
+) -> [__m512i; ROWS] {
+    let (format, none) = (F::FORMAT, _mm512_setzero_si512());
+    let runs = if format.has_halves() { 2 } else { 1 };
+    let mut integers = [none; ROWS];
+    for run in 0..runs {
+        let (mut high, mut low) = ([none; ROWS], [none; ROWS]);
+        if !format.has_min() {
+            for (row, low) in low.iter_mut().enumerate() {
+                // SAFETY: a row has the words of its type's terms, one per run.
+                *low = _mm512_set1_epi32(unsafe { *terms.add(row * format.terms().words() + run) });
+            }
+        }
+        for g in 8 / runs * run..8 / runs * (run + 1) {
+            // SAFETY: the caller's obligation.
+            let w = unsafe { unpack::<F>(planes, g) };
+            for row in 0..ROWS {
+                // SAFETY: a block of a row has eight groups of four high digits and then of low ones.
+                let (x, y) = unsafe {
+                    let digits = digits.add(row * DIGITS).cast::<i32>();
+                    (digits.add(g).read_unaligned(), digits.add(8 + g).read_unaligned())
+                };
+                high[row] = _mm512_dpbusd_epi32(high[row], w, _mm512_set1_epi32(x));
+                low[row] = _mm512_dpbusd_epi32(low[row], w, _mm512_set1_epi32(y));
+            }
+        }
+        for row in 0..ROWS {
+            let mut integer = _mm512_add_epi32(_mm512_slli_epi32::<LOW_BITS>(high[row]), low[row]);
+            if format.has_halves() {
+                integer = _mm512_mullo_epi32(integer, scaling.halves[run]);
+            }
+            integers[row] = if run == 0 { integer } else { _mm512_add_epi32(integers[row], integer) };
+        }
+    }
+    integers
 }
 
 /// Scales of a block for sixteen rows.
@@ -201,32 +242,6 @@ impl Scaling {
             }
         }
         this
-    }
-
-    /// The exact integer of one block and row.
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-    unsafe fn integer<F: Quantized>(self, w: &[__m512i; 8], x: *const i32, terms: *const i32) -> __m512i {
-        let (has_min, has_halves) = (F::FORMAT.has_min(), F::FORMAT.has_halves());
-        let none = _mm512_setzero_si512();
-        // SAFETY: a block of a row has eight groups of four high digits and then of low ones, and the words of its terms.
-        unsafe {
-            let zero = |half: usize| if has_min { none } else { _mm512_set1_epi32(*terms.add(half)) };
-            let (mut high, mut low) = ([none; 2], [zero(0), if has_halves { zero(1) } else { none }]);
-            for (g, &w) in w.iter().enumerate() {
-                let half = if has_halves { g / 4 } else { 0 };
-                let digits = |group: usize| _mm512_set1_epi32(x.add(group).read_unaligned());
-                high[half] = _mm512_dpbusd_epi32(high[half], w, digits(g));
-                low[half] = _mm512_dpbusd_epi32(low[half], w, digits(8 + g));
-            }
-            let whole = |half: usize| _mm512_add_epi32(_mm512_slli_epi32::<LOW_BITS>(high[half]), low[half]);
-            if has_halves {
-                let [first, second] = [0, 1].map(|half| _mm512_mullo_epi32(whole(half), self.halves[half]));
-                _mm512_add_epi32(first, second)
-            } else {
-                whole(0)
-            }
-        }
     }
 
     /// Adds the scaled integer and the minimum to a sum.

@@ -1,6 +1,6 @@
 //! Products with float weights for AVX-512: `acc = fma(w, x, acc)`, k ascending, weights `[k][16 rows]`.
 
-use super::store;
+use super::{TILE_ROWS, store};
 use crate::cpu::gemm::format::PANEL_ROWS;
 use crate::cpu::gemm::kernels::Task;
 use std::arch::x86_64::*;
@@ -8,38 +8,37 @@ use std::arch::x86_64::*;
 /// How far ahead to prefetch, over all panels together.
 const AHEAD_BYTES: usize = 8192;
 
-/// Runs the kernel over all panels of a task, the largest number at a time first: a panel has one chain of additions per
-/// row, and several chains hide their latency.
+/// Runs the kernel over all panels of a task, four at a time as long as there are so many: a panel has one chain of additions
+/// per row, and several chains hide their latency.
 macro_rules! sweep {
-    ($task:ident, $type:ident, $few:tt, $many:tt) => {
-        match $task.rows {
-            1 => sweep!(@panels $task, $type, 1, $few),
-            2 => sweep!(@panels $task, $type, 2, $few),
-            3 => sweep!(@panels $task, $type, 3, $few),
-            4 => sweep!(@panels $task, $type, 4, $few),
-            5 => sweep!(@panels $task, $type, 5, $many),
-            6 => sweep!(@panels $task, $type, 6, $many),
-            7 => sweep!(@panels $task, $type, 7, $many),
-            _ => sweep!(@panels $task, $type, 8, $many),
-        }
-    };
-    (@panels $task:ident, $type:ident, $rows:literal, ($($panels:literal),*)) => {{
+    ($task:ident, $type:ident, $rows:expr) => {{
         let mut panel = 0;
-        $(
-            while $task.num_panels - panel >= $panels {
-                float_panels::<$type, $panels, $rows>($task, panel);
-                panel += $panels;
-            }
-        )*
+        while $task.num_panels - panel >= 4 {
+            float_panels::<$type, 4, { $rows }>($task, panel);
+            panel += 4;
+        }
+        while panel < $task.num_panels {
+            float_panels::<$type, 1, { $rows }>($task, panel);
+            panel += 1;
+        }
     }};
 }
 
 /// # Safety
 /// See [`crate::cpu::gemm::kernels::Product`].
 pub(crate) unsafe fn floats<E: Element>(task: &Task) {
-    debug_assert!((1..=8).contains(&task.rows));
+    debug_assert!((1..=TILE_ROWS).contains(&task.rows));
     // SAFETY: the caller's obligation, passed on.
-    unsafe { sweep!(task, E, (4, 2, 1), (2, 1)) }
+    unsafe {
+        match task.rows {
+            1 => sweep!(task, E, 1),
+            2 => sweep!(task, E, 2),
+            3 => sweep!(task, E, 3),
+            4 => sweep!(task, E, 4),
+            5 => sweep!(task, E, 5),
+            _ => sweep!(task, E, TILE_ROWS),
+        }
+    }
 }
 
 /// A float type that weights are stored in.
