@@ -225,3 +225,27 @@ fn doctor_says_what_the_machine_has_and_where_things_are() {
         assert!(text.contains(part), "{part} in\n{text}");
     }
 }
+
+#[test]
+fn what_tune_measured_is_kept_explained_and_forgotten() {
+    let folder = folder();
+    let tune = |arguments: &[&str]| taper(&folder, &[&["tune", "--threads", "1"], arguments].concat());
+    let refused = tune(&["--explain"]);
+    assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("taper tune"));
+    let measured = tune(&["--shape", "Q4_0 64x96", "--shape", "bf16 32x10", "--repeat", "1"]);
+    assert!(stdout(&measured).starts_with("2 shapes"));
+    let explained = tune(&["--explain"]);
+    let text = stdout(&explained);
+    assert!(text.contains("Q4_0 64x96") && text.contains("BF16 32x10") && text.contains("256"), "{text}");
+    assert!(tune(&["--reset"]).status.success());
+    assert!(!tune(&["--explain"]).status.success());
+}
+
+#[test]
+fn a_shape_that_is_none_is_refused_with_an_example() {
+    for shape in ["Q4_0", "Q4_0 64x33", "Q9 64x64"] {
+        let output = taper(&folder(), &["tune", "--shape", shape]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && error.contains("Q4_0 2048x8192"), "{error}");
+    }
+}

@@ -19,9 +19,9 @@ pub fn operations(isa: Isa) -> Vec<Operation> {
         Isa::Avx512 => "sixteen lanes, AVX-512",
     };
     let integers = match isa {
-        Isa::Portable => "int8 in blocks of 32, plain Rust",
-        Isa::Avx2 => "int8 in blocks of 32, AVX2 multiply-add of bytes",
-        Isa::Avx512 => "int8 in blocks of 32, AVX-512 VNNI dot products",
+        Isa::Portable => "15-bit activations in blocks of 32, plain Rust",
+        Isa::Avx2 => "15-bit activations in blocks of 32, AVX2 multiply-add of bytes",
+        Isa::Avx512 => "15-bit activations in blocks of 32, AVX-512 VNNI dot products",
     };
     let floats = match isa {
         Isa::Portable => "float32 multiply-add, plain Rust",
