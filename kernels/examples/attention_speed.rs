@@ -10,7 +10,7 @@ use std::time::Instant;
 use taper_kernels::cpu::pool::Pool;
 use taper_kernels::{
     AttentionParams, AttentionScheme, BLOCK_SIZE, Backend, Cpu, CpuConfig, HeadLayout, KvDtype, KvLayout, MatrixData,
-    Rope, RopeKind, SequenceSpan, StepTables, WeightType,
+    Rope, RopeKind, SequenceSpan, Softmax, StepTables, WeightType,
 };
 
 /// Bytes of keys and values to walk through.
@@ -69,9 +69,9 @@ impl<'a> Case<'a> {
         case
     }
 
-    fn params(&self, layer: usize) -> AttentionParams {
+    fn params(&self, layer: usize) -> AttentionParams<'static> {
         let scale = 1.0 / (self.heads.head_dim as f32).sqrt();
-        AttentionParams { layer, heads: self.heads, scale, scheme: AttentionScheme::SplitKv }
+        AttentionParams { layer, heads: self.heads, scale, scheme: AttentionScheme::SplitKv, softmax: Softmax::Online }
     }
 
     fn step(&self, positions: std::ops::Range<usize>) -> StepTables {

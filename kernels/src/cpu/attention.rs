@@ -11,31 +11,48 @@
 
 mod blocks;
 mod naive;
+mod references;
 mod state;
 mod tile;
 
 use super::isa::Isa;
-use super::kv_cache::{AnyStorage, Element, KvCache, Storage};
+use super::kv_cache::{AnyStorage, Format, KvCache, Storage, for_any_storage};
 use super::pool::Pool;
 use super::rows::Disjoint;
 use super::simd::run;
 use crate::memory::AlignedVec;
-use crate::{AttentionParams, AttentionScheme, HeadLayout, KV_SPLIT, StepTables};
+use crate::{AttentionParams, AttentionScheme, KV_SPLIT, Softmax, StepTables};
+use references::{FixReferences, References};
 use std::cell::RefCell;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Query vectors (rows times heads) of a tile: enough to make reading a block of keys cheap beside using it, few enough
 /// that what belongs to a tile stays in the second cache.
 const TILE_QUERIES: usize = 48;
 /// Multiply-adds below which one thread is faster.
 const WORTH_SHARING: usize = 128 * 1024;
+/// Tasks per thread that a step is divided into, as far as it has splits: enough to even out what threads lose to other
+/// programs, few enough that most blocks are asked for before they are used, which the first of a task is not.
+const TASKS_PER_THREAD: usize = 8;
 
 /// Memory of attention between calls; grows, never shrinks.
 #[derive(Debug, Default)]
 pub(super) struct AttentionScratch {
+    plan: Plan,
+    states: Option<AlignedVec<f32>>,
+    references: References,
+}
+
+/// A step divided into tasks.
+#[derive(Debug, Default)]
+struct Plan {
     tasks: Vec<Task>,
     merges: Vec<Merge>,
-    states: Option<AlignedVec<f32>>,
+    /// States that the tasks leave.
+    num_states: usize,
+    /// Query-key products.
+    work: usize,
 }
 
 /// One tile over some splits.
@@ -45,7 +62,7 @@ struct Task {
     kv_head: usize,
     rows: Range<usize>,
     splits: Range<usize>,
-    /// Where its states go, one per query vector; `None` when it sees all splits and gives the answer itself.
+    /// Where its states go, one per split and query vector; `None` when it sees all splits and gives the answer itself.
     states: Option<usize>,
 }
 
@@ -63,97 +80,158 @@ struct Merge {
 struct Call<'a> {
     isa: Isa,
     step: &'a StepTables,
-    params: AttentionParams,
+    params: AttentionParams<'a>,
     /// `[rows, qkv_width]`
     qkv: &'a [f32],
     /// `[rows, q_width]`
     out: &'a Disjoint<'a, f32>,
+    /// `[rows, num_heads]` when they are fixed.
+    references: &'a [f32],
+    /// `[rows, num_heads]` when references are fixed, and when the rows they did not fit are computed again.
+    unfit: &'a [AtomicBool],
 }
 
-/// Attention of all rows of a step; `out` is `[rows, q_width]`.
+/// Attention of all rows of a step; `out` is `[rows, q_width]`. Returns the number of (row, head) computed again.
 pub(super) fn attention(
     (isa, pool, scratch): (Isa, &Pool, &mut AttentionScratch),
     step: &StepTables,
-    params: AttentionParams,
+    params: AttentionParams<'_>,
     qkv: &[f32],
     cache: &KvCache,
     out: &mut [f32],
-) {
-    let out = Disjoint::new(out);
-    let call = Call { isa, step, params, qkv, out: &out };
-    match (&cache.storage, params.scheme) {
-        (AnyStorage::F16(storage), AttentionScheme::SplitKv) => split_kv(call, pool, scratch, storage),
-        (AnyStorage::F32(storage), AttentionScheme::SplitKv) => split_kv(call, pool, scratch, storage),
-        (AnyStorage::F16(storage), AttentionScheme::Naive) => naive::naive(call, pool, storage),
-        (AnyStorage::F32(storage), AttentionScheme::Naive) => naive::naive(call, pool, storage),
+) -> u64 {
+    if let Softmax::Calibrated(ranges) | Softmax::CalibratedTwoSided(ranges) = params.softmax {
+        assert_eq!(ranges.len(), params.heads.num_kv_heads, "one range per KV head");
     }
+    let out = Disjoint::new(out);
+    let call = Call { isa, step, params, qkv, out: &out, references: &[], unfit: &[] };
+    for_any_storage!(&cache.storage, storage => match params.scheme {
+        AttentionScheme::SplitKv => split_kv(call, pool, scratch, storage),
+        AttentionScheme::Naive => {
+            naive::naive(call, pool, storage);
+            0
+        }
+    })
 }
 
-fn split_kv<E: Element>(call: Call<'_>, pool: &Pool, scratch: &mut AttentionScratch, storage: &Storage<E>) {
+/// All rows under the references asked for, then those that these did not fit under running ones.
+fn split_kv<F: Format>(call: Call<'_>, pool: &Pool, scratch: &mut AttentionScratch, storage: &Storage<F>) -> u64 {
+    let AttentionScratch { plan, states, references } = scratch;
+    plan.fill(call, pool.threads(), |_, _| true);
+    if call.params.softmax == Softmax::Online {
+        run_plan::<F, false>(call, pool, plan, states, storage);
+        return 0;
+    }
+    let num_heads = call.params.heads.num_heads;
+    references.reset(call.step.num_rows() * num_heads);
+    fix_references(call, pool, &mut references.values, storage);
+    let call = Call { references: &references.values, unfit: &references.unfit, ..call };
+    run_plan::<F, true>(call, pool, plan, states, storage);
+    let num_unfit = call.unfit.iter().filter(|unfit| unfit.load(Ordering::Relaxed)).count();
+    if num_unfit > 0 {
+        let group = call.group();
+        let any_unfit = |row, kv_head| (0..group).any(|head| call.wants(row, kv_head * group + head));
+        plan.fill(call, pool.threads(), any_unfit);
+        run_plan::<F, false>(call, pool, plan, states, storage);
+    }
+    num_unfit as u64
+}
+
+/// One task per sequence and KV head.
+fn fix_references<F: Format>(call: Call<'_>, pool: &Pool, references: &mut [f32], storage: &Storage<F>) {
+    let heads = call.params.heads;
+    let num_lengths: usize = call.step.spans.iter().map(|span| span.blocks.len() * heads.num_kv_heads).sum();
+    let alone = num_lengths * LENGTH_COST < WORTH_SHARING;
+    let references = Disjoint::new(references);
+    for_each(pool, alone, call.step.spans.len() * heads.num_kv_heads, |task| {
+        let (span, kv_head) = (task / heads.num_kv_heads, task % heads.num_kv_heads);
+        let write = |row: usize| {
+            let start = row * heads.num_heads + kv_head * call.group();
+            // SAFETY: each row and KV head is asked for once, by one task.
+            unsafe { references.part(start..start + call.group()) }
+        };
+        run(call.isa, FixReferences { call, storage, span, kv_head, write });
+    });
+}
+
+/// Multiply-adds in the time of a length that comes from memory.
+const LENGTH_COST: usize = 256;
+
+fn run_plan<F: Format, const FIXED: bool>(
+    call: Call<'_>,
+    pool: &Pool,
+    plan: &Plan,
+    states: &mut Option<AlignedVec<f32>>,
+    storage: &Storage<F>,
+) {
     let heads = call.params.heads;
     let state_len = state::len(storage.geometry);
-    let (num_states, work) = plan(call.step, heads, &mut scratch.tasks, &mut scratch.merges);
-    let states = grown(&mut scratch.states, num_states * state_len);
-    let states = Disjoint::new(states);
+    let states = Disjoint::new(grown(states, plan.num_states * state_len));
     let run_task = |index: usize| {
-        let task = &scratch.tasks[index];
-        let num_queries = task.rows.len() * heads.num_heads / heads.num_kv_heads;
+        let task = &plan.tasks[index];
+        let num_queries = task.rows.len() * call.group();
+        let len = task.splits.len() * num_queries * state_len;
         // SAFETY: the plan gives every task states of its own.
-        let states = task.states.map(|at| unsafe { states.part(at * state_len..(at + num_queries) * state_len) });
+        let states = task.states.map(|at| unsafe { states.part(at * state_len..at * state_len + len) });
         with_thread_scratch(tile::scratch_len(num_queries, storage.geometry), |scratch| {
-            run(call.isa, tile::Tile { call, storage, task, states, scratch });
+            run(call.isa, tile::Tile::<F, FIXED> { call, storage, task, states, scratch });
         });
     };
-    let alone = work * heads.head_dim < WORTH_SHARING;
-    for_each(pool, alone, scratch.tasks.len(), run_task);
+    let alone = plan.work * heads.head_dim < WORTH_SHARING;
+    for_each(pool, alone, plan.tasks.len(), run_task);
     let run_merge = |index: usize| {
-        let merge = &scratch.merges[index];
-        let num_queries = merge.rows.len() * heads.num_heads / heads.num_kv_heads;
-        let len = merge.num_splits * num_queries * state_len;
+        let merge = &plan.merges[index];
+        let len = merge.num_splits * merge.rows.len() * call.group() * state_len;
         // SAFETY: the tasks are done, and each merge has states of its own.
         let states = unsafe { states.part(merge.states * state_len..merge.states * state_len + len) };
-        run(call.isa, tile::MergeTile { call, merge, states, geometry: storage.geometry });
+        run(call.isa, tile::MergeTile::<FIXED> { call, merge, states, geometry: storage.geometry });
     };
-    let alone = num_states * state_len < WORTH_SHARING / 4;
-    for_each(pool, alone, scratch.merges.len(), run_merge);
+    let alone = plan.num_states * state_len < WORTH_SHARING / 4;
+    for_each(pool, alone, plan.merges.len(), run_merge);
 }
 
-/// Divides a step into tasks, longest first. Returns the number of states they leave and their query-key products.
-fn plan(step: &StepTables, heads: HeadLayout, tasks: &mut Vec<Task>, merges: &mut Vec<Merge>) -> (usize, usize) {
-    tasks.clear();
-    merges.clear();
-    let group = heads.num_heads / heads.num_kv_heads;
-    let tile_rows = (TILE_QUERIES / group).max(1);
-    let (mut num_states, mut work) = (0, 0);
-    for (span_index, span) in step.spans.iter().enumerate() {
-        if span.rows.is_empty() {
-            continue;
-        }
-        work += span.rows.len() * heads.num_heads * span.context_len;
-        let num_splits = span.context_len.div_ceil(KV_SPLIT);
-        if span.rows.len() <= tile_rows && num_splits > 1 {
-            for kv_head in 0..heads.num_kv_heads {
-                merges.push(Merge { kv_head, rows: span.rows.clone(), num_splits, states: num_states });
-                for split in 0..num_splits {
-                    let splits = split..split + 1;
-                    let rows = span.rows.clone();
-                    tasks.push(Task { span: span_index, kv_head, rows, splits, states: Some(num_states) });
-                    num_states += span.rows.len() * group;
+impl Plan {
+    /// Divides the rows and KV heads that are `wanted` into tasks, longest first.
+    fn fill(&mut self, call: Call<'_>, threads: usize, wanted: impl Fn(usize, usize) -> bool) {
+        let Self { tasks, merges, num_states, work } = self;
+        tasks.clear();
+        merges.clear();
+        (*num_states, *work) = (0, 0);
+        let (step, num_kv_heads, group) = (call.step, call.params.heads.num_kv_heads, call.group());
+        let tile_rows = (TILE_QUERIES / group).max(1);
+        let mut total_splits = 0;
+        for (span_index, span) in step.spans.iter().enumerate() {
+            // The last rows see the most keys.
+            for start in span.rows.clone().step_by(tile_rows).rev() {
+                let rows = start..span.rows.end.min(start + tile_rows);
+                for kv_head in 0..num_kv_heads {
+                    let Some(first) = rows.clone().find(|&row| wanted(row, kv_head)) else { continue };
+                    let last = rows.clone().rfind(|&row| wanted(row, kv_head)).unwrap_or(first);
+                    let num_keys = step.positions[last] as usize + 1;
+                    let splits = 0..num_keys.div_ceil(KV_SPLIT);
+                    total_splits += splits.len();
+                    *work += (last + 1 - first) * group * num_keys;
+                    tasks.push(Task { span: span_index, kv_head, rows: first..last + 1, splits, states: None });
                 }
             }
-            continue;
         }
-        // The last rows see the most keys.
-        for start in span.rows.clone().step_by(tile_rows).rev() {
-            let rows = start..span.rows.end.min(start + tile_rows);
-            let keys = step.positions[rows.end - 1] as usize + 1;
-            for kv_head in 0..heads.num_kv_heads {
-                let splits = 0..keys.div_ceil(KV_SPLIT);
-                tasks.push(Task { span: span_index, kv_head, rows: rows.clone(), splits, states: None });
+        // Tiles with more splits than the share of a task leave states and are merged.
+        let share = if threads == 1 { usize::MAX } else { total_splits.div_ceil(threads * TASKS_PER_THREAD) };
+        for index in 0..tasks.len() {
+            let Task { kv_head, ref rows, ref splits, .. } = tasks[index];
+            if splits.len() <= share {
+                continue;
+            }
+            let whole = tasks[index].clone();
+            merges.push(Merge { kv_head, rows: rows.clone(), num_splits: splits.len(), states: *num_states });
+            for first in (0..whole.splits.end).step_by(share) {
+                let splits = first..whole.splits.end.min(first + share);
+                let part = Task { splits, states: Some(*num_states), ..whole.clone() };
+                *num_states += part.splits.len() * part.rows.len() * group;
+                if first == 0 { tasks[index] = part } else { tasks.push(part) }
             }
         }
     }
-    (num_states, work)
 }
 
 fn for_each(pool: &Pool, alone: bool, num_tasks: usize, task: impl Fn(usize) + Sync) {
@@ -209,6 +287,24 @@ impl<'a> Call<'a> {
         unsafe { self.out.part(start..start + heads.head_dim) }
     }
 
+    /// References of a row for the query heads of a KV head.
+    #[inline(always)]
+    fn references(&self, row: usize, kv_head: usize) -> &'a [f32] {
+        &self.references[row * self.params.heads.num_heads + kv_head * self.group()..][..self.group()]
+    }
+
+    /// Whether a fixed reference did not fit.
+    #[inline(always)]
+    fn unfit(&self, row: usize, head: usize) -> &'a AtomicBool {
+        &self.unfit[row * self.params.heads.num_heads + head]
+    }
+
+    /// Whether an answer is wanted under a running reference: always, unless it is for those that a fixed one did not fit.
+    #[inline(always)]
+    fn wants(&self, row: usize, head: usize) -> bool {
+        self.unfit.is_empty() || self.unfit(row, head).load(Ordering::Relaxed)
+    }
+
     /// Block ids of a sequence.
     #[inline(always)]
     fn blocks(&self, span: usize) -> &'a [u32] {
@@ -225,7 +321,7 @@ impl<'a> Call<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::SequenceSpan;
+    use crate::{HeadLayout, SequenceSpan};
 
     fn step(spans: &[(usize, usize)]) -> StepTables {
         let mut step = StepTables::default();
@@ -237,29 +333,53 @@ mod tests {
         step
     }
 
-    #[test]
-    fn every_row_and_head_sees_every_split_once() {
+    /// Plans a step, and checks that every wanted row and KV head sees its splits once and every state has one owner.
+    fn check(spans: &[(usize, usize)], threads: usize, wanted: impl Fn(usize, usize) -> bool) -> Plan {
         let heads = HeadLayout { num_heads: 9, num_kv_heads: 3, head_dim: 64 };
-        let step = step(&[(1, 1), (1, 3000), (1, 512), (16, 2000), (17, 2000), (200, 200), (100, 1300)]);
-        let (mut tasks, mut merges) = (Vec::new(), Vec::new());
-        let (num_states, _) = plan(&step, heads, &mut tasks, &mut merges);
-        let mut states_used = vec![0; num_states];
+        let step = step(spans);
+        let params =
+            AttentionParams { layer: 0, heads, scale: 1.0, scheme: AttentionScheme::SplitKv, softmax: Softmax::Online };
+        let out = Disjoint::new(&mut []);
+        let call = Call { isa: Isa::Portable, step: &step, params, qkv: &[], out: &out, references: &[], unfit: &[] };
+        let mut plan = Plan::default();
+        plan.fill(call, threads, &wanted);
         for (row, &position) in step.positions.iter().enumerate() {
             let num_splits = (position as usize + 1).div_ceil(KV_SPLIT);
-            for kv_head in 0..3 {
+            for kv_head in (0..3).filter(|&kv_head| wanted(row, kv_head)) {
                 let mut seen = vec![0; num_splits];
-                for task in tasks.iter().filter(|task| task.rows.contains(&row) && task.kv_head == kv_head) {
+                for task in plan.tasks.iter().filter(|task| task.rows.contains(&row) && task.kv_head == kv_head) {
                     task.splits.clone().filter(|&split| split < num_splits).for_each(|split| seen[split] += 1);
                 }
-                assert!(seen.iter().all(|&times| times == 1), "row {row}: {seen:?}");
+                assert!(seen.iter().all(|&times| times == 1), "{threads} threads, row {row}: {seen:?}");
             }
         }
-        for task in &tasks {
+        let mut owners = vec![0; plan.num_states];
+        for task in &plan.tasks {
             if let Some(at) = task.states {
-                states_used[at..at + task.rows.len() * 3].iter_mut().for_each(|used| *used += 1);
+                owners[at..at + task.splits.len() * task.rows.len() * 3].iter_mut().for_each(|owners| *owners += 1);
             }
         }
-        assert!(states_used.iter().all(|&used| used == 1));
-        assert_eq!(merges.len(), 2 * 3, "one decoding and one short chunk have several splits");
+        assert!(owners.iter().all(|&owners| owners == 1));
+        let merged: usize = plan.merges.iter().map(|merge| merge.num_splits * merge.rows.len() * 3).sum();
+        assert_eq!(merged, plan.num_states);
+        plan
+    }
+
+    #[test]
+    fn every_row_and_head_sees_every_split_once() {
+        let batch = [(1, 1), (1, 3000), (1, 512), (16, 2000), (17, 2000), (200, 200), (100, 1300)];
+        for threads in [1, 2, 3, 100] {
+            check(&batch, threads, |_, _| true);
+            check(&batch, threads, |row, kv_head| row % 7 == 3 && kv_head != 1);
+            check(&batch, threads, |_, _| false);
+        }
+    }
+
+    #[test]
+    fn one_long_sequence_is_divided_and_a_prompt_is_not() {
+        assert_eq!(check(&[(1, 8192)], 2, |_, _| true).merges.len(), 3);
+        assert!(check(&[(1, 8192)], 2, |_, _| true).tasks.len() >= 12);
+        assert_eq!(check(&[(1, 8192)], 1, |_, _| true).tasks.len(), 3);
+        assert!(check(&[(512, 512)], 2, |_, _| true).merges.is_empty());
     }
 }

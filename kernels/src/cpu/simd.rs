@@ -29,6 +29,12 @@ pub(crate) trait Simd: Copy {
     fn load_f16(self, from: &[u16; LANES]) -> Self::F;
     /// Rounded to nearest even float16 bit patterns.
     fn store_f16(self, x: Self::F, to: &mut [u16; LANES]);
+    /// Sixteen bfloat16 bit patterns, widened.
+    fn load_bf16(self, from: &[u16; LANES]) -> Self::F;
+    /// Rounded to nearest even bfloat16 bit patterns; what is not a number stays so.
+    fn store_bf16(self, x: Self::F, to: &mut [u16; LANES]);
+    /// Sixteen signed bytes in two's complement, widened.
+    fn load_i8(self, from: &[u8; LANES]) -> Self::F;
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
@@ -42,6 +48,8 @@ pub(crate) trait Simd: Copy {
     fn power_of_two(self, n: Self::F) -> Self::F;
     /// Lanes below `count` of `a`, the others of `b`.
     fn first_lanes(self, count: usize, a: Self::F, b: Self::F) -> Self::F;
+    /// Whether `a >= b` in any lane.
+    fn any_at_least(self, a: Self::F, b: Self::F) -> bool;
     /// Sum of the lanes as a tree: i and i + 8, then i + 4, i + 2, i + 1.
     fn sum(self, x: Self::F) -> f32;
     /// Largest lane, by the same tree of `max`.
@@ -117,6 +125,9 @@ mod tests {
             let (a, b, c) = (s.load(&self.a), s.load(&self.b), s.load(&self.c));
             let mut halves = [0; LANES];
             s.store_f16(a, &mut halves);
+            let mut brains = [0; LANES];
+            s.store_bf16(a, &mut brains);
+            let bytes = self.b.map(|b| b.to_bits() as u8);
             let whole = s.floor(b);
             let results = [
                 s.add(a, b),
@@ -128,6 +139,9 @@ mod tests {
                 whole,
                 s.power_of_two(whole),
                 s.load_f16(&halves),
+                s.load_bf16(&brains),
+                s.load_i8(&bytes),
+                s.splat(f32::from(u8::from(s.any_at_least(a, s.mul(b, s.splat(16.0)))))),
                 s.first_lanes(5, a, b),
                 s.first_lanes(0, a, b),
                 s.first_lanes(16, a, b),
@@ -140,6 +154,7 @@ mod tests {
                 self.bits.extend(lanes.map(f32::to_bits));
             }
             self.bits.extend(halves.map(u32::from));
+            self.bits.extend(brains.map(u32::from));
         }
     }
 

@@ -4,7 +4,7 @@ use half::f16;
 use std::ops::Range;
 use taper_kernels::{
     AttentionParams, AttentionScheme, BLOCK_SIZE, Backend, HeadLayout, KvDtype, KvLayout, MatrixData, Rope, RopeKind,
-    SequenceSpan, StepTables, WeightType,
+    SequenceSpan, Softmax, StepTables, WeightType,
 };
 use taper_testkit::rng::SplitMix;
 
@@ -69,9 +69,9 @@ impl Sequences {
         self.qkv[sequence].len() / self.heads.qkv_width()
     }
 
-    pub(crate) fn params(&self, scheme: AttentionScheme) -> AttentionParams {
+    pub(crate) fn params(&self, scheme: AttentionScheme) -> AttentionParams<'static> {
         let scale = 1.0 / (self.heads.head_dim as f32).sqrt();
-        AttentionParams { layer: LAYER, heads: self.heads, scale, scheme }
+        AttentionParams { layer: LAYER, heads: self.heads, scale, scheme, softmax: Softmax::Online }
     }
 
     pub(crate) fn cache<B: Backend>(&self, backend: &B) -> B::KvCache {
