@@ -54,8 +54,8 @@ pub(crate) trait Simd: Copy {
     fn sum(self, x: Self::F) -> f32;
     /// Largest lane, by the same tree of `max`.
     fn largest(self, x: Self::F) -> f32;
-    /// Asks for the cache line of this element; a hint.
-    fn prefetch<T>(self, element: &T);
+    /// Asks for the cache line that lies this many bytes behind the start of the slice; a hint, for any address.
+    fn prefetch<T>(self, slice: &[T], byte: usize);
 }
 
 /// A computation to be compiled for each instruction set. `run` must be `#[inline(always)]` all the way down to the

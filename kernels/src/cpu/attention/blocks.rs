@@ -14,32 +14,38 @@ pub(super) const QUERIES: usize = 6;
 /// Scores (or weights) of one query vector with the keys of a block.
 pub(super) type Row = [f32; BLOCK_SIZE];
 
-/// Memory that is asked for while a block is used: the next one. One block ahead of use, each line early enough and all of
-/// them still in the first cache or the second.
+/// Memory that is asked for while a block is used: the next one. A core has few requests under way at a time, and one more
+/// makes it wait, so the lines are spread evenly over the work on a block.
 pub(super) struct Ahead<'a, U> {
     units: &'a [U],
-    at: usize,
+    byte: usize,
+    end: usize,
 }
 
 impl<'a, U: Plain> Ahead<'a, U> {
-    const UNITS_PER_LINE: usize = 64 / size_of::<U>();
+    const LINE: usize = 64;
     /// The loops over a block make at least two steps per element of a head, in which all lines are asked for: 4 per
-    /// element and byte.
+    /// element and two bytes of its size.
     const LINES_PER_STEP: usize = if size_of::<U>() > 2 { size_of::<U>() } else { 2 };
 
     #[inline(always)]
     pub(super) fn of(units: &'a [U]) -> Self {
-        Self { units, at: 0 }
+        Self { units, byte: 0, end: size_of_val(units).saturating_sub(Self::LINES_PER_STEP * Self::LINE) }
+    }
+
+    /// Nothing but lines that are at hand.
+    #[inline(always)]
+    pub(super) fn nothing(at_hand: &'a [U]) -> Self {
+        let ahead = Self::of(at_hand);
+        Self { byte: ahead.end, ..ahead }
     }
 
     #[inline(always)]
     fn step<S: Simd>(&mut self, s: S) {
-        for _ in 0..Self::LINES_PER_STEP {
-            if let Some(unit) = self.units.get(self.at) {
-                s.prefetch(unit);
-            }
-            self.at += Self::UNITS_PER_LINE;
+        for line in 0..Self::LINES_PER_STEP {
+            s.prefetch(self.units, self.byte + line * Self::LINE);
         }
+        self.byte = self.end.min(self.byte + Self::LINES_PER_STEP * Self::LINE);
     }
 }
 

@@ -53,7 +53,7 @@ impl<F: Format> Kernel for Naive<'_, F> {
             }
             for (&block, weights) in blocks.iter().zip(weights.iter_mut()) {
                 let (keys, _) = storage.keys_and_values(storage.piece(call.params.layer, block as usize, kv_head));
-                let (ahead, weights) = (&mut Ahead::of(&[0_u8; 0]), std::slice::from_mut(weights));
+                let (ahead, weights) = (&mut Ahead::nothing(keys), std::slice::from_mut(weights));
                 if let Some(keys) = F::in_place(keys) {
                     scores::<S, F::Element, _>(s, query, keys, ahead, weights);
                 } else {
@@ -68,7 +68,7 @@ impl<F: Format> Kernel for Naive<'_, F> {
             for (index, (&block, weights)) in blocks.iter().zip(weights.iter()).enumerate() {
                 let (_, values) = storage.keys_and_values(storage.piece(call.params.layer, block as usize, kv_head));
                 let visible = (num_keys - index * BLOCK_SIZE).min(BLOCK_SIZE);
-                let (ahead, weights) = (&mut Ahead::of(&[0_u8; 0]), std::slice::from_ref(weights));
+                let (ahead, weights) = (&mut Ahead::nothing(values), std::slice::from_ref(weights));
                 if let Some(values) = F::in_place(values) {
                     weighted_sum::<S, F::Element, _>(s, weights, 0..visible, values, ahead, &mut answer[LANES..]);
                 } else {

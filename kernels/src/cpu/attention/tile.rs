@@ -100,9 +100,12 @@ impl<F: Format, const FIXED: bool> Kernel for Tile<'_, F, FIXED> {
             for (index, &block) in split_blocks.clone().zip(&blocks[split_blocks]) {
                 let piece = storage.piece(call.params.layer, block as usize, task.kv_head);
                 let (keys, values) = storage.keys_and_values(piece);
-                let next = blocks.get(index + 1).filter(|_| num_queries < WIDEN_FROM);
-                let next = next.map_or(&[][..], |&next| storage.piece(call.params.layer, next as usize, task.kv_head));
-                let ahead = &mut Ahead::of(next);
+                let ahead = &mut match blocks.get(index + 1) {
+                    Some(&next) if num_queries < WIDEN_FROM => {
+                        Ahead::of(storage.piece(call.params.layer, next as usize, task.kv_head))
+                    }
+                    _ => Ahead::nothing(piece),
+                };
                 let in_place = (F::in_place(keys), F::in_place(values));
                 if let (Some(keys), Some(values), true) = (in_place.0, in_place.1, num_queries < WIDEN_FROM) {
                     work.block::<S, F::Element, _>(s, index * BLOCK_SIZE, keys, values, ahead);
@@ -290,7 +293,10 @@ impl<const FIXED: bool> Work<'_, FIXED> {
         let lowest = s.splat(f32::NEG_INFINITY);
         let mut largest = lowest;
         for (group, x) in self.rows[query].as_chunks::<LANES>().0.iter().enumerate() {
-            largest = s.max(s.first_lanes(visible.saturating_sub(group * LANES), s.load(x), lowest), largest);
+            let x = s.load(x);
+            let x =
+                if visible == BLOCK_SIZE { x } else { s.first_lanes(visible.saturating_sub(group * LANES), x, lowest) };
+            largest = s.max(x, largest);
         }
         let (old, floor) = (self.references[query], s.largest(s.floor(largest)));
         if floor > old {
@@ -309,8 +315,10 @@ impl<const FIXED: bool> Work<'_, FIXED> {
         let reference = s.splat(self.references[query]);
         let mut total = s.load(&self.weights[query]);
         for (group, x) in self.rows[query].as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-            let p = exp2_from(s, s.load(x), reference);
-            let p = s.first_lanes(visible.saturating_sub(group * LANES), p, s.splat(0.0));
+            let mut p = exp2_from(s, s.load(x), reference);
+            if visible < BLOCK_SIZE {
+                p = s.first_lanes(visible.saturating_sub(group * LANES), p, s.splat(0.0));
+            }
             total = s.add(total, p);
             s.store(p, x);
         }

@@ -176,7 +176,8 @@ impl Simd for Avx2 {
         })
     }
     #[inline(always)]
-    fn prefetch<T>(self, element: &T) {
-        avx2!(_mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(element).cast()));
+    fn prefetch<T>(self, slice: &[T], byte: usize) {
+        // A prefetch reads nothing, and no address makes it fault.
+        avx2!(_mm_prefetch::<_MM_HINT_T0>(slice.as_ptr().cast::<i8>().wrapping_add(byte)));
     }
 }

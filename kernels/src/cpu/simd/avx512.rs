@@ -141,7 +141,8 @@ impl Simd for Avx512 {
         })
     }
     #[inline(always)]
-    fn prefetch<T>(self, element: &T) {
-        avx512!(_mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(element).cast()));
+    fn prefetch<T>(self, slice: &[T], byte: usize) {
+        // A prefetch reads nothing, and no address makes it fault.
+        avx512!(_mm_prefetch::<_MM_HINT_T0>(slice.as_ptr().cast::<i8>().wrapping_add(byte)));
     }
 }

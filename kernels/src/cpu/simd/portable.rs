@@ -150,7 +150,7 @@ impl Simd for Portable {
         x.tree(|a, b| if a > b { a } else { b })
     }
     #[inline(always)]
-    fn prefetch<T>(self, _element: &T) {}
+    fn prefetch<T>(self, _slice: &[T], _byte: usize) {}
 }
 
 #[cfg(test)]
