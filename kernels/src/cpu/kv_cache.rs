@@ -260,6 +260,29 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_key_is_of_the_rounded_keys_up_to_a_place_of_this_owner() {
+        let layout = KvLayout { num_layers: 1, num_blocks: 2, num_kv_heads: 1, head_dim: 32, dtype: KvDtype::F16 };
+        for isa in Isa::available() {
+            let mut cache = KvCache::new(layout).unwrap();
+            let mut store = |slot: u32, x: f32| {
+                let qkv = [x; 2 * 32];
+                let rows = StoreRows { layer: 0, qkv: &qkv, width: 64, slots: &[slot] };
+                cache.store(isa, rows, |n, f| (0..n).for_each(f));
+                let AnyStorage::F16(storage) = &cache.storage else { panic!("float16 was asked for") };
+                storage.key_length(0, slot as usize / 64, 0, slot as usize % 64)
+            };
+            let length = |x: f32| (32.0 * f16::from_f32(x).to_f32().powi(2)).sqrt();
+            assert_ne!(length(1.0003), (32.0 * 1.0003_f32.powi(2)).sqrt(), "rounding is to be seen");
+            assert_eq!(store(64, 1.0003), length(1.0003));
+            assert_eq!(store(65, 7.0), length(7.0));
+            assert_eq!(store(66, 2.0), length(7.0), "the longest so far");
+            assert_eq!(store(65, 3.0), length(3.0), "a place is written anew, after speculation that failed");
+            assert_eq!(store(66, f32::NAN), length(3.0));
+            assert_eq!(store(64, 0.5), length(0.5), "another owner");
+        }
+    }
+
+    #[test]
     fn a_block_takes_the_bytes_that_it_says() {
         let layout = KvLayout { num_layers: 3, num_blocks: 5, num_kv_heads: 3, head_dim: 64, dtype: KvDtype::F16 };
         assert_eq!(block_bytes(layout), 3 * (64 * 64 * 2 * 2 + 64 * 4));

@@ -182,6 +182,36 @@ mod tests {
     }
 
     #[test]
+    fn bfloat16_rounds_to_even_and_keeps_what_is_not_finite() {
+        struct Round<'a>(&'a [f32; LANES], &'a mut [u16; LANES]);
+        impl Kernel for Round<'_> {
+            #[inline(always)]
+            fn run<S: Simd>(self, s: S) {
+                s.store_bf16(s.load(self.0), self.1);
+            }
+        }
+        let mut x = [0.0; LANES];
+        let nan_of_low_bits = f32::from_bits(0x7f80_0001);
+        let ties = [0x3f80_8000, 0x3f81_8000, 0x3f80_8001].map(f32::from_bits);
+        x[..8].copy_from_slice(&[
+            ties[0],
+            ties[1],
+            ties[2],
+            f32::INFINITY,
+            -f32::INFINITY,
+            nan_of_low_bits,
+            f32::MAX,
+            -0.0,
+        ]);
+        for isa in Isa::available() {
+            let mut bits = [0; LANES];
+            run(isa, Round(&x, &mut bits));
+            assert_eq!(bits[..5], [0x3f80, 0x3f82, 0x3f81, 0x7f80, 0xff80], "{}", isa.name());
+            assert_eq!(bits[5..8], [0x7fc0, 0x7f80, 0x8000], "{}", isa.name());
+        }
+    }
+
+    #[test]
     fn powers_of_two_are_exact_inside_and_clamped_outside_the_range() {
         let mut n = [0.0; LANES];
         n[..9].copy_from_slice(&[0.0, 1.0, -1.0, 127.0, 200.0, -126.0, -127.0, -1e9, f32::NEG_INFINITY]);

@@ -16,6 +16,7 @@ pub(crate) fn suite<B: Backend>(backend: &B) {
     hard_scores(backend);
     rows_that_do_not_fit_are_computed_again_alone(backend);
     fixed_references_have_the_bits_of_running_ones(backend);
+    bits_are_equal_up_to_a_spread_of_102(backend);
 }
 
 const fn ranges(phi: i32, a: f32, b: f32) -> [UnifiedRange; 2] {
@@ -175,6 +176,28 @@ fn rows_that_do_not_fit_are_computed_again_alone<B: Backend>(backend: &B) {
     let (actual, count) = run(backend, &sequences, How::split_kv(Softmax::Calibrated(&narrow)));
     assert_eq!(to_bits(&actual), to_bits(&expected));
     check_count(backend, count, 1..=1, "one row and head");
+}
+
+/// Scores from -51 to 51, in rising, falling and mixed order, values down to the smallest of float16, and references at both
+/// ends of what the condition for equal bits allows.
+fn bits_are_equal_up_to_a_spread_of_102<B: Backend>(backend: &B) {
+    let orders: [Of; 3] = [
+        Box::new(|i| (i % 600) as f32 * 0.17 - 51.0),
+        Box::new(|i| 51.0 - (i % 600) as f32 * 0.17),
+        Box::new(|i| (i * 7919 % 1021) as f32 * 0.0999 - 51.0),
+    ];
+    for score in orders {
+        for value in [1.0, 2.0_f32.powi(-24)] {
+            let sequences = with_scores(700, &score, |i| value * (1 + i % 3) as f32);
+            let (expected, _) = run(backend, &sequences, How::ONLINE);
+            let (low, high) = (ranges(-60, -200.0, 127.0), ranges(51, -200.0, 127.0));
+            for softmax in [Softmax::Bounded, Softmax::Calibrated(&low), Softmax::Calibrated(&high)] {
+                let (actual, count) = run(backend, &sequences, How::split_kv(softmax));
+                assert!(to_bits(&actual) == to_bits(&expected), "{softmax:?}, values around {value:e}");
+                assert_eq!(count, 0, "{softmax:?}");
+            }
+        }
+    }
 }
 
 /// Many splits, group sizes and storage types. Random scores are far less than 2^100 apart, so no weight is lost, and

@@ -1,4 +1,23 @@
 //! References that are chosen before a row's scores are known, and the rows they turn out not to fit.
+//!
+//! Bounded: a score in log2 units is at most `B = |q| max|k| scale log2(e)` in magnitude, so with `phi = floor(B) - 100` no
+//! weight is above `2^101`. Where B is 100 or less none is below `2^-100` either, and a row is computed again only if its
+//! weighted values overflow, which those below `2^26 / num_keys` cannot. Calibrated: phi is given, and a score that is not
+//! below phi + b stops its row. A row that ends outside `2^-100 num_keys <= l < inf`, or with an o that is not finite, is
+//! computed again under running references, alone.
+//!
+//! **Bits.** `o / l` has the bits that running references give as long as no rounding is lost at either end of the exponent.
+//! Let the floors of a row's scores lie between lo and hi, and its values be whole multiples of `2^-u` (24 in F16 and Q8_0
+//! caches). A weight is a multiple of `2^(floor x - m - 23)`, so under a reference m every sum is one of
+//! `2^(lo - m - 23 - u)`. While that is at least `2^-149`, the smallest number, a result below the normal range is exact, and
+//! one inside it is rounded at the same bit whatever m is: another m scales all sums by a power of two, and the quotient not
+//! at all. Running references are at most hi, so the bits are equal when
+//!
+//! ```text
+//! hi - lo <= 126 - u,    phi - lo <= 126 - u,    hi + 1 - phi + log2(num_keys max(|v|, 1)) < 128
+//! ```
+//!
+//! which for F16 is scores that are no more than `2^102` apart.
 
 use super::super::kv_cache::{Format, Storage};
 use super::super::simd::{Kernel, Simd, load_part};

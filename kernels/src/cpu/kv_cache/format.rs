@@ -247,3 +247,81 @@ fn quantize<S: Simd>(s: S, x: &[f32]) -> ([u8; SCALE_GROUP], [u8; SCALE_BYTES], 
 fn lanes(x: &[f32], part: usize) -> [f32; LANES] {
     std::array::from_fn(|lane| x[part * LANES + lane])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::isa::Isa;
+    use crate::cpu::simd::{Kernel, run};
+
+    /// Stores one key and value at a place of a block and reads the block back, widened.
+    struct RoundTrip<'a> {
+        x: &'a [f32],
+        place: usize,
+        keys: &'a mut [f32],
+        values: &'a mut [f32],
+        squared_length: &'a mut f32,
+    }
+
+    impl Kernel for RoundTrip<'_> {
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) {
+            let units = Q8_0::units(BLOCK_SIZE * self.x.len());
+            let (mut keys, mut values) = (vec![0; units], vec![0; units]);
+            *self.squared_length = Q8_0::store_key(s, self.x, self.place, &mut keys);
+            Q8_0::store_value(s, self.x, self.place, &mut values);
+            Q8_0::widen_keys(s, &keys, self.keys);
+            Q8_0::widen_values(s, &values, self.values);
+        }
+    }
+
+    /// The key and the value that come back, and the squared length.
+    fn round_trip(isa: Isa, x: &[f32], place: usize) -> (Vec<f32>, Vec<f32>, f32) {
+        let (mut keys, mut values) = (vec![0.0; BLOCK_SIZE * x.len()], vec![0.0; BLOCK_SIZE * x.len()]);
+        let mut squared_length = 0.0;
+        let kernel = RoundTrip { x, place, keys: &mut keys, values: &mut values, squared_length: &mut squared_length };
+        run(isa, kernel);
+        let key = (0..x.len()).map(|d| keys[(place / LANES * x.len() + d) * LANES + place % LANES]).collect();
+        let others =
+            keys.iter().enumerate().filter(|(i, _)| (i / LANES / x.len(), i % LANES) != (place / LANES, place % LANES));
+        assert!(others.into_iter().all(|(_, &x)| x == 0.0), "nothing else is touched");
+        (key, values[place * x.len()..][..x.len()].to_vec(), squared_length)
+    }
+
+    #[test]
+    fn quantized_keys_and_values_are_within_half_a_step() {
+        for isa in Isa::available() {
+            for (head_dim, place) in [(32, 0), (64, 37), (96, 63)] {
+                let x: Vec<f32> = (0..head_dim).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.013).collect();
+                let (key, value, squared_length) = round_trip(isa, &x, place);
+                assert_eq!(key, value, "keys and values are rounded alike");
+                for (group, rounded) in x.chunks(SCALE_GROUP).zip(key.chunks(SCALE_GROUP)) {
+                    let largest = group.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
+                    // Half a step, and what rounding the scale to float16 takes from the ends of the range.
+                    let allowed = largest * (0.5 / 127.0 + 1.0 / 2048.0);
+                    assert!(group.iter().zip(rounded).all(|(x, y)| (x - y).abs() <= allowed), "{}", isa.name());
+                }
+                let expected: f32 = key.iter().map(|x| x * x).sum();
+                assert!((squared_length - expected).abs() <= 1e-5 * expected);
+            }
+        }
+    }
+
+    #[test]
+    fn what_no_scale_can_hold_is_cut_or_stays_not_a_number() {
+        for isa in Isa::available() {
+            let mut x = [1.0; 64];
+            x[40] = 1e30;
+            let (key, _, _) = round_trip(isa, &x, 5);
+            assert_eq!((key[40], key[41]), (LARGEST, 0.0));
+            assert!(key[..32].iter().all(|x| (x - 1.0).abs() < 0.005));
+            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                x[40] = bad;
+                let (key, value, squared_length) = round_trip(isa, &x, 5);
+                assert!(key[40].is_nan() && value[40].is_nan() && squared_length.is_nan());
+                assert!(key[..32].iter().all(|x| x.is_finite()), "the other scale is its own");
+            }
+            assert_eq!(round_trip(isa, &[0.0; 32], 1).0, [0.0; 32]);
+        }
+    }
+}
