@@ -154,8 +154,8 @@ fn fix_references<F: Format>(call: Call<'_>, pool: &Pool, references: &mut [f32]
     });
 }
 
-/// Multiply-adds in the time of a length that comes from memory.
-const LENGTH_COST: usize = 256;
+/// Multiply-adds in the time in which the length of a block's keys is read and compared.
+const LENGTH_COST: usize = 16;
 
 fn run_plan<F: Format, const FIXED: bool>(
     call: Call<'_>,

@@ -7,7 +7,8 @@
 //!
 //! Beside it, per layer, block, KV head and place, the largest length of the keys stored from place 0 up to it, which
 //! bounds the scores of the rows that see so far. It is of the keys as they were rounded, and because it reaches no further
-//! than the row that reads it, neither later tokens nor a block's earlier owner change what a row computes.
+//! than the row that reads it, neither later tokens nor a block's earlier owner change what a row computes. Of whole blocks
+//! it is kept a second time, side by side.
 
 mod format;
 
@@ -48,7 +49,7 @@ impl Geometry {
 
     /// Bytes of one block of one layer.
     fn block_bytes<F: Format>(self) -> usize {
-        let piece = self.piece_units::<F>() * size_of::<F::Unit>() + BLOCK_SIZE * size_of::<f32>();
+        let piece = self.piece_units::<F>() * size_of::<F::Unit>() + (BLOCK_SIZE + 1) * size_of::<f32>();
         piece.saturating_mul(self.layout.num_kv_heads)
     }
 
@@ -65,6 +66,11 @@ impl Geometry {
         start..start + self.piece_units::<F>()
     }
 
+    fn block_lengths(self, layer: usize, kv_head: usize) -> std::ops::Range<usize> {
+        let start = (layer * self.layout.num_kv_heads + kv_head) * self.layout.num_blocks;
+        start..start + self.layout.num_blocks
+    }
+
     fn lengths(self, layer: usize, block: usize, kv_head: usize) -> std::ops::Range<usize> {
         let start = self.index(layer, block, kv_head) * BLOCK_SIZE;
         start..start + BLOCK_SIZE
@@ -77,14 +83,20 @@ pub(super) struct Storage<F: Format> {
     data: AlignedVec<F::Unit>,
     /// `[layer][block][kv head][place]`: the largest length of a key up to that place of the block.
     key_lengths: AlignedVec<f32>,
+    /// `[layer][kv head][block]`: of the key stored last, which in a block that is followed by another is its last.
+    block_lengths: AlignedVec<f32>,
     pub(super) geometry: Geometry,
 }
 
 impl<F: Format> Storage<F> {
     fn new(geometry: Geometry) -> Result<Self, Error> {
-        let zeroed = |units| AlignedVec::zeroed(geometry.num_pieces().saturating_mul(units), "the KV cache");
-        let key_lengths = AlignedVec::zeroed(geometry.num_pieces().saturating_mul(BLOCK_SIZE), "the KV cache")?;
-        Ok(Self { data: zeroed(geometry.piece_units::<F>())?, key_lengths, geometry })
+        let len = |per_piece| geometry.num_pieces().saturating_mul(per_piece);
+        Ok(Self {
+            data: AlignedVec::zeroed(len(geometry.piece_units::<F>()), "the KV cache")?,
+            key_lengths: AlignedVec::zeroed(len(BLOCK_SIZE), "the KV cache")?,
+            block_lengths: AlignedVec::zeroed(len(1), "the KV cache")?,
+            geometry,
+        })
     }
 
     /// All of one (layer, block, KV head).
@@ -97,6 +109,11 @@ impl<F: Format> Storage<F> {
     #[inline(always)]
     pub(super) fn keys_and_values<'a>(&self, piece: &'a [F::Unit]) -> (&'a [F::Unit], &'a [F::Unit]) {
         piece.split_at(self.geometry.key_units::<F>())
+    }
+
+    /// Largest length of the keys of each whole block.
+    pub(super) fn block_lengths(&self, layer: usize, kv_head: usize) -> &[f32] {
+        &self.block_lengths[self.geometry.block_lengths(layer, kv_head)]
     }
 
     /// Largest length of the keys of a block from place 0 to `place`.
@@ -193,14 +210,17 @@ fn store<F: Format>(
     let geometry = storage.geometry;
     let data = Disjoint::new(&mut storage.data);
     let key_lengths = Disjoint::new(&mut storage.key_lengths);
+    let block_lengths = Disjoint::new(&mut storage.block_lengths);
+    let lengths = (&key_lengths, &block_lengths);
     run_tasks(geometry.layout.num_kv_heads, &|kv_head| {
-        run(isa, StoreHead::<F> { data: &data, key_lengths: &key_lengths, geometry, rows, kv_head });
+        run(isa, StoreHead::<F> { data: &data, lengths, geometry, rows, kv_head });
     });
 }
 
 struct StoreHead<'a, F: Format> {
     data: &'a Disjoint<'a, F::Unit>,
-    key_lengths: &'a Disjoint<'a, f32>,
+    /// Of keys and of blocks.
+    lengths: (&'a Disjoint<'a, f32>, &'a Disjoint<'a, f32>),
     geometry: Geometry,
     rows: StoreRows<'a>,
     kv_head: usize,
@@ -218,12 +238,15 @@ impl<F: Format> Kernel for StoreHead<'_, F> {
             // SAFETY: a piece belongs to one KV head, and each head is the business of one task.
             let piece = unsafe { self.data.part(geometry.piece::<F>(rows.layer, block, kv_head)) };
             // SAFETY: as above.
-            let lengths = unsafe { self.key_lengths.part(geometry.lengths(rows.layer, block, kv_head)) };
+            let lengths = unsafe { self.lengths.0.part(geometry.lengths(rows.layer, block, kv_head)) };
+            // SAFETY: as above.
+            let block_lengths = unsafe { self.lengths.1.part(geometry.block_lengths(rows.layer, kv_head)) };
             let (keys, values) = piece.split_at_mut(geometry.key_units::<F>());
             let key = &row[keys_at + kv_head * head_dim..][..head_dim];
             let length = F::store_key(s, key, place, keys).sqrt();
             let before = if place == 0 { 0.0 } else { lengths[place - 1] };
             lengths[place] = if length > before { length } else { before };
+            block_lengths[block] = lengths[place];
             F::store_value(s, &row[values_at + kv_head * head_dim..][..head_dim], place, values);
         }
     }
@@ -285,10 +308,11 @@ mod tests {
     #[test]
     fn a_block_takes_the_bytes_that_it_says() {
         let layout = KvLayout { num_layers: 3, num_blocks: 5, num_kv_heads: 3, head_dim: 64, dtype: KvDtype::F16 };
-        assert_eq!(block_bytes(layout), 3 * (64 * 64 * 2 * 2 + 64 * 4));
+        assert_eq!(block_bytes(layout), 3 * (64 * 64 * 2 * 2 + 65 * 4));
         let KvCache { storage: AnyStorage::F16(storage), .. } = KvCache::new(layout).unwrap() else {
             panic!("float16 was asked for")
         };
-        assert_eq!(storage.data.len() * 2 + storage.key_lengths.len() * 4, 15 * block_bytes(layout));
+        let lengths = storage.key_lengths.len() + storage.block_lengths.len();
+        assert_eq!(storage.data.len() * 2 + lengths * 4, 15 * block_bytes(layout));
     }
 }

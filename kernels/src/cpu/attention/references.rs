@@ -84,7 +84,8 @@ impl<'a, F: Format, W: FnMut(usize) -> &'a mut [f32]> Kernel for FixReferences<'
     fn run<S: Simd>(self, s: S) {
         let Self { call, storage, span, kv_head, mut write } = self;
         let blocks = call.blocks(span);
-        // Of the blocks before that of the row.
+        let block_lengths = storage.block_lengths(call.params.layer, kv_head);
+        // Of the blocks before that of the row, of which `num_full` have been looked at.
         let mut longest = 0.0_f32;
         let mut num_full = 0;
         for row in call.step.spans[span].rows.clone() {
@@ -94,13 +95,13 @@ impl<'a, F: Format, W: FnMut(usize) -> &'a mut [f32]> Kernel for FixReferences<'
                 continue;
             }
             let position = call.step.positions[row] as usize;
-            let length =
-                |block: usize, place| storage.key_length(call.params.layer, blocks[block] as usize, kv_head, place);
-            for block in num_full..position / BLOCK_SIZE {
-                longest = longest.max(length(block, BLOCK_SIZE - 1));
+            let num_before = position / BLOCK_SIZE;
+            for &block in &blocks[num_full..num_before] {
+                longest = longest.max(block_lengths[block as usize]);
             }
-            num_full = position / BLOCK_SIZE;
-            let key = longest.max(length(num_full, position % BLOCK_SIZE));
+            num_full = num_before;
+            let own = storage.key_length(call.params.layer, blocks[num_full] as usize, kv_head, position % BLOCK_SIZE);
+            let key = longest.max(own);
             for (index, reference) in references.iter_mut().enumerate() {
                 let query = query_length(s, call.query(row, kv_head * call.group() + index), call.log2_scale());
                 *reference = (query * key * rounding(call.params.heads.head_dim)).floor() - HEADROOM;
