@@ -17,7 +17,7 @@
 //! hi - lo <= 126 - u,    phi - lo <= 126 - u,    hi + 1 - phi + log2(num_keys max(|v|, 1)) < 128
 //! ```
 //!
-//! which for F16 is scores that are no more than `2^102` apart.
+//! which for F16 allows scores that are 102 apart.
 
 use super::super::kv_cache::{Format, Storage};
 use super::super::simd::{Kernel, Simd, load_part};
