@@ -141,8 +141,12 @@ pub enum KvDtype {
     /// float16, the default of `Cpu`.
     #[default]
     F16,
+    /// bfloat16: the range of float32 with eight significant bits.
+    BF16,
     /// float32: exact, for the reference.
     F32,
+    /// Signed bytes times a float16 scale per 32 elements of a head: 8.5 bits per element.
+    Q8_0,
 }
 
 /// Size of a paged KV cache.
@@ -158,6 +162,23 @@ pub struct KvLayout {
     pub head_dim: usize,
     /// Storage type; a backend may hold more precision than asked, never less.
     pub dtype: KvDtype,
+}
+
+impl KvLayout {
+    /// Elements that share a scale in a [`KvDtype::Q8_0`] cache.
+    pub(crate) const SCALE_GROUP: usize = 32;
+
+    /// Whether heads divide into what the storage type needs.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.dtype == KvDtype::Q8_0 && !self.head_dim.is_multiple_of(Self::SCALE_GROUP) {
+            return Err(Error::Unsupported(format!(
+                "a Q8_0 KV cache needs heads of a multiple of {} elements, and these have {}; F16 takes any",
+                Self::SCALE_GROUP,
+                self.head_dim
+            )));
+        }
+        Ok(())
+    }
 }
 
 /// The rows that one sequence has in a step.
@@ -234,9 +255,37 @@ pub enum AttentionScheme {
     Naive,
 }
 
+/// What a row subtracts from its scores before they become weights `2^(x - reference)`, in [`AttentionScheme::SplitKv`].
+/// References are whole numbers in log2 units; the answer does not depend on them, up to weights too small to matter. A row
+/// and head whose fixed reference turns out unfit is computed again in the same call, online.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum Softmax<'a> {
+    /// The floor of the largest score so far: sums are rescaled whenever it grows.
+    #[default]
+    Online,
+    /// `floor(B) - 100`, where `B = |q| max|k| scale log2(e)` bounds all scores of the row: exponentials cannot overflow.
+    Bounded,
+    /// A reference per KV head. A score at or above the head's range stops its row.
+    Calibrated(&'a [UnifiedRange]),
+    /// As `Calibrated`, and a score at or below the range stops its row as well, though it does no harm: the literal rule of
+    /// FlashDecoding++, for measurements.
+    CalibratedTwoSided(&'a [UnifiedRange]),
+}
+
+/// What calibration found for the scores x of one KV head, in log2 units: nearly all lie in `a < x - phi < b`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct UnifiedRange {
+    /// The reference.
+    pub phi: i32,
+    /// Lower end, relative to `phi`.
+    pub a: f32,
+    /// Upper end, relative to `phi`; what is beyond 127 counts as 127, the limit of the exponent.
+    pub b: f32,
+}
+
 /// What attention is told beside its operands.
 #[derive(Debug, Clone, Copy)]
-pub struct AttentionParams {
+pub struct AttentionParams<'a> {
     /// Which layer of the cache.
     pub layer: usize,
     /// Heads of the layer.
@@ -245,6 +294,8 @@ pub struct AttentionParams {
     pub scale: f32,
     /// Which implementation.
     pub scheme: AttentionScheme,
+    /// Which references.
+    pub softmax: Softmax<'a>,
 }
 
 /// What a backend says about itself; ends in `taper doctor`, benchmark rows and `system_fingerprint`.
@@ -331,20 +382,21 @@ pub trait Backend: Send + Sync + 'static {
         step: &StepTables,
         rope: &Rope,
         angles: &Self::Buffer,
-        params: AttentionParams,
+        params: AttentionParams<'_>,
         qkv: &mut Self::Buffer,
         cache: &mut Self::KvCache,
     );
     /// Causal attention of every row over its sequence's keys; reads q from the fused qkv buffer, `out` is
-    /// `[rows, num_heads * head_dim]`.
+    /// `[rows, num_heads * head_dim]`. Returns how many (row, head) pairs were computed again because their fixed reference
+    /// did not fit ([`Softmax`]).
     fn attention(
         &self,
         step: &StepTables,
-        params: AttentionParams,
+        params: AttentionParams<'_>,
         qkv: &Self::Buffer,
         cache: &Self::KvCache,
         out: &mut Self::Buffer,
-    );
+    ) -> u64;
     /// `out = silu(gate) * up`; a row of `gate_up` is `[gate | up]`, each as wide as `out`.
     fn silu_mul(&self, rows: usize, gate_up: &Self::Buffer, out: &mut Self::Buffer);
     /// `residual += delta`.

@@ -10,7 +10,7 @@ mod weight_type;
 
 pub use backend::{
     AttentionParams, AttentionScheme, Backend, BackendInfo, Error, HeadLayout, KvDtype, KvLayout, MatrixData, Rope,
-    RopeKind, SequenceSpan, StepTables,
+    RopeKind, SequenceSpan, Softmax, StepTables, UnifiedRange,
 };
 pub use cpu::{Cpu, CpuConfig};
 pub use reference::Reference;
@@ -20,6 +20,6 @@ pub use weight_type::WeightType;
 /// it is the backend's own business.
 pub const BLOCK_SIZE: usize = 64;
 
-/// Keys in one split of split-KV attention: eight blocks. A constant, because a token's bits must not depend on how many
+/// Keys in one split of split-KV attention: four blocks. A constant, because a token's bits must not depend on how many
 /// threads share the work: the splits are merged in index order whatever ran them.
-pub const KV_SPLIT: usize = 512;
+pub const KV_SPLIT: usize = 256;

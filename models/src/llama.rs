@@ -14,7 +14,7 @@ use crate::step::Batch;
 use crate::weights::{self, Layer, Weights};
 use crate::{Error, Logits, ModelConfig, SequenceSlice, memory};
 use taper_checkpoint::Checkpoint;
-use taper_kernels::{AttentionParams, AttentionScheme, BLOCK_SIZE, Backend, KvDtype, KvLayout};
+use taper_kernels::{AttentionParams, AttentionScheme, BLOCK_SIZE, Backend, KvDtype, KvLayout, Softmax};
 
 /// What a user may choose when a model is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -223,7 +223,8 @@ impl<B: Backend> Llama<B> {
         backend.rope_angles(&config.rope, &batch.tables.positions, &mut ws.angles);
         backend.rms_norm(rows, &ws.residual, &weights.layers[0].attn_norm, eps, &mut ws.normed);
         for (index, layer) in weights.layers.iter().enumerate() {
-            let params = AttentionParams { layer: index, heads: config.heads, scale, scheme: self.attention };
+            let (scheme, softmax) = (self.attention, Softmax::Online);
+            let params = AttentionParams { layer: index, heads: config.heads, scale, scheme, softmax };
             let next = weights.layers.get(index + 1);
 
             backend.linear(rows, &ws.normed, &layer.qkv, layer.qkv_bias.as_ref(), &mut ws.qkv);

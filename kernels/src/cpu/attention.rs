@@ -1,61 +1,44 @@
 //! Causal attention over the paged cache.
 //!
-//! A row and head go through their keys in splits of [`KV_SPLIT`], in a split through blocks of 64 in order, and the states
+//! A row and head go through their keys in splits of [`crate::KV_SPLIT`], in a split through blocks of 64 in order, and the states
 //! of the splits are merged in index order. Nothing else decides the bits: how many rows are processed together, which
 //! thread has which split, and whether a row is a generated token or part of a prompt change only the speed.
 //!
 //! A *tile* is some consecutive rows of one sequence with the query heads of one KV head: each block of keys is read once
-//! for all of them. A sequence with few rows (decoding, a short prompt chunk) is one tile per KV head, and its splits are
-//! tasks of their own, which leave states that are merged afterwards; a longer one has tiles enough to keep all threads
-//! busy, and a task goes through all splits of its tile.
+//! for all of them. Where tiles are fewer than threads keep busy, runs of their splits are tasks of their own, which leave
+//! states that are merged afterwards (`plan.rs`); elsewhere a task goes through all splits of its tile.
+//!
+//! References of the softmax are running ones, or fixed before a row begins (`references.rs`); rows that a fixed one turns
+//! out not to fit are computed again under running ones, by the same code.
 
 mod blocks;
 mod naive;
+mod plan;
+mod references;
 mod state;
 mod tile;
 
 use super::isa::Isa;
-use super::kv_cache::{AnyStorage, Element, KvCache, Storage};
+use super::kv_cache::{AnyStorage, Format, KvCache, Storage, for_any_storage};
 use super::pool::Pool;
 use super::rows::Disjoint;
 use super::simd::run;
 use crate::memory::AlignedVec;
-use crate::{AttentionParams, AttentionScheme, HeadLayout, KV_SPLIT, StepTables};
+use crate::{AttentionParams, AttentionScheme, Softmax, StepTables};
+use plan::Plan;
+use references::{FixReferences, References};
 use std::cell::RefCell;
-use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Query vectors (rows times heads) of a tile: enough to make reading a block of keys cheap beside using it, few enough
-/// that what belongs to a tile stays in the second cache.
-const TILE_QUERIES: usize = 48;
 /// Multiply-adds below which one thread is faster.
 const WORTH_SHARING: usize = 128 * 1024;
 
 /// Memory of attention between calls; grows, never shrinks.
 #[derive(Debug, Default)]
 pub(super) struct AttentionScratch {
-    tasks: Vec<Task>,
-    merges: Vec<Merge>,
+    plan: Plan,
     states: Option<AlignedVec<f32>>,
-}
-
-/// One tile over some splits.
-#[derive(Debug, Clone)]
-struct Task {
-    span: usize,
-    kv_head: usize,
-    rows: Range<usize>,
-    splits: Range<usize>,
-    /// Where its states go, one per query vector; `None` when it sees all splits and gives the answer itself.
-    states: Option<usize>,
-}
-
-/// States of one tile, split after split, that make its answer.
-#[derive(Debug, Clone)]
-struct Merge {
-    kv_head: usize,
-    rows: Range<usize>,
-    num_splits: usize,
-    states: usize,
+    references: References,
 }
 
 /// What all tasks of a call share.
@@ -63,97 +46,114 @@ struct Merge {
 struct Call<'a> {
     isa: Isa,
     step: &'a StepTables,
-    params: AttentionParams,
+    params: AttentionParams<'a>,
     /// `[rows, qkv_width]`
     qkv: &'a [f32],
     /// `[rows, q_width]`
     out: &'a Disjoint<'a, f32>,
+    /// `[rows, num_heads]` when they are fixed.
+    references: &'a [f32],
+    /// `[rows, num_heads]` when references are fixed, and when the rows they did not fit are computed again.
+    unfit: &'a [AtomicBool],
 }
 
-/// Attention of all rows of a step; `out` is `[rows, q_width]`.
+/// Attention of all rows of a step; `out` is `[rows, q_width]`. Returns the number of (row, head) computed again.
 pub(super) fn attention(
     (isa, pool, scratch): (Isa, &Pool, &mut AttentionScratch),
     step: &StepTables,
-    params: AttentionParams,
+    params: AttentionParams<'_>,
     qkv: &[f32],
     cache: &KvCache,
     out: &mut [f32],
-) {
-    let out = Disjoint::new(out);
-    let call = Call { isa, step, params, qkv, out: &out };
-    match (&cache.storage, params.scheme) {
-        (AnyStorage::F16(storage), AttentionScheme::SplitKv) => split_kv(call, pool, scratch, storage),
-        (AnyStorage::F32(storage), AttentionScheme::SplitKv) => split_kv(call, pool, scratch, storage),
-        (AnyStorage::F16(storage), AttentionScheme::Naive) => naive::naive(call, pool, storage),
-        (AnyStorage::F32(storage), AttentionScheme::Naive) => naive::naive(call, pool, storage),
+) -> u64 {
+    if let Softmax::Calibrated(ranges) | Softmax::CalibratedTwoSided(ranges) = params.softmax {
+        assert_eq!(ranges.len(), params.heads.num_kv_heads, "one range per KV head");
     }
+    let out = Disjoint::new(out);
+    let call = Call { isa, step, params, qkv, out: &out, references: &[], unfit: &[] };
+    for_any_storage!(&cache.storage, storage => match params.scheme {
+        AttentionScheme::SplitKv => split_kv(call, pool, scratch, storage),
+        AttentionScheme::Naive => {
+            naive::naive(call, pool, storage);
+            0
+        }
+    })
 }
 
-fn split_kv<E: Element>(call: Call<'_>, pool: &Pool, scratch: &mut AttentionScratch, storage: &Storage<E>) {
+/// All rows under the references asked for, then those that these did not fit under running ones.
+fn split_kv<F: Format>(call: Call<'_>, pool: &Pool, scratch: &mut AttentionScratch, storage: &Storage<F>) -> u64 {
+    let AttentionScratch { plan, states, references } = scratch;
+    plan.fill(call, pool.threads(), |_, _| true);
+    if call.params.softmax == Softmax::Online {
+        run_plan::<F, false>(call, pool, plan, states, storage);
+        return 0;
+    }
+    let num_heads = call.params.heads.num_heads;
+    references.reset(call.step.num_rows() * num_heads);
+    fix_references(call, pool, &mut references.values, storage);
+    let call = Call { references: &references.values, unfit: &references.unfit, ..call };
+    run_plan::<F, true>(call, pool, plan, states, storage);
+    let num_unfit = call.unfit.iter().filter(|unfit| unfit.load(Ordering::Relaxed)).count();
+    if num_unfit > 0 {
+        let group = call.group();
+        let any_unfit = |row, kv_head| (0..group).any(|head| call.wants(row, kv_head * group + head));
+        plan.fill(call, pool.threads(), any_unfit);
+        run_plan::<F, false>(call, pool, plan, states, storage);
+    }
+    num_unfit as u64
+}
+
+/// One task per sequence and KV head.
+fn fix_references<F: Format>(call: Call<'_>, pool: &Pool, references: &mut [f32], storage: &Storage<F>) {
+    let heads = call.params.heads;
+    let num_lengths: usize = call.step.spans.iter().map(|span| span.blocks.len() * heads.num_kv_heads).sum();
+    let alone = num_lengths * LENGTH_COST < WORTH_SHARING;
+    let references = Disjoint::new(references);
+    for_each(pool, alone, call.step.spans.len() * heads.num_kv_heads, |task| {
+        let (span, kv_head) = (task / heads.num_kv_heads, task % heads.num_kv_heads);
+        let write = |row: usize| {
+            let start = row * heads.num_heads + kv_head * call.group();
+            // SAFETY: each row and KV head is asked for once, by one task.
+            unsafe { references.part(start..start + call.group()) }
+        };
+        run(call.isa, FixReferences { call, storage, span, kv_head, write });
+    });
+}
+
+/// Multiply-adds in the time in which the length of a block's keys is read and compared.
+const LENGTH_COST: usize = 16;
+
+fn run_plan<F: Format, const FIXED: bool>(
+    call: Call<'_>,
+    pool: &Pool,
+    plan: &Plan,
+    states: &mut Option<AlignedVec<f32>>,
+    storage: &Storage<F>,
+) {
     let heads = call.params.heads;
     let state_len = state::len(storage.geometry);
-    let (num_states, work) = plan(call.step, heads, &mut scratch.tasks, &mut scratch.merges);
-    let states = grown(&mut scratch.states, num_states * state_len);
-    let states = Disjoint::new(states);
+    let states = Disjoint::new(grown(states, plan.num_states * state_len));
     let run_task = |index: usize| {
-        let task = &scratch.tasks[index];
-        let num_queries = task.rows.len() * heads.num_heads / heads.num_kv_heads;
+        let task = &plan.tasks[index];
+        let num_queries = task.rows.len() * call.group();
+        let len = task.splits.len() * num_queries * state_len;
         // SAFETY: the plan gives every task states of its own.
-        let states = task.states.map(|at| unsafe { states.part(at * state_len..(at + num_queries) * state_len) });
+        let states = task.states.map(|at| unsafe { states.part(at * state_len..at * state_len + len) });
         with_thread_scratch(tile::scratch_len(num_queries, storage.geometry), |scratch| {
-            run(call.isa, tile::Tile { call, storage, task, states, scratch });
+            run(call.isa, tile::Tile::<F, FIXED> { call, storage, task, states, scratch });
         });
     };
-    let alone = work * heads.head_dim < WORTH_SHARING;
-    for_each(pool, alone, scratch.tasks.len(), run_task);
+    let alone = plan.work * heads.head_dim < WORTH_SHARING;
+    for_each(pool, alone, plan.tasks.len(), run_task);
     let run_merge = |index: usize| {
-        let merge = &scratch.merges[index];
-        let num_queries = merge.rows.len() * heads.num_heads / heads.num_kv_heads;
-        let len = merge.num_splits * num_queries * state_len;
+        let merge = &plan.merges[index];
+        let len = merge.num_splits * merge.rows.len() * call.group() * state_len;
         // SAFETY: the tasks are done, and each merge has states of its own.
         let states = unsafe { states.part(merge.states * state_len..merge.states * state_len + len) };
-        run(call.isa, tile::MergeTile { call, merge, states, geometry: storage.geometry });
+        run(call.isa, tile::MergeTile::<FIXED> { call, merge, states, geometry: storage.geometry });
     };
-    let alone = num_states * state_len < WORTH_SHARING / 4;
-    for_each(pool, alone, scratch.merges.len(), run_merge);
-}
-
-/// Divides a step into tasks, longest first. Returns the number of states they leave and their query-key products.
-fn plan(step: &StepTables, heads: HeadLayout, tasks: &mut Vec<Task>, merges: &mut Vec<Merge>) -> (usize, usize) {
-    tasks.clear();
-    merges.clear();
-    let group = heads.num_heads / heads.num_kv_heads;
-    let tile_rows = (TILE_QUERIES / group).max(1);
-    let (mut num_states, mut work) = (0, 0);
-    for (span_index, span) in step.spans.iter().enumerate() {
-        if span.rows.is_empty() {
-            continue;
-        }
-        work += span.rows.len() * heads.num_heads * span.context_len;
-        let num_splits = span.context_len.div_ceil(KV_SPLIT);
-        if span.rows.len() <= tile_rows && num_splits > 1 {
-            for kv_head in 0..heads.num_kv_heads {
-                merges.push(Merge { kv_head, rows: span.rows.clone(), num_splits, states: num_states });
-                for split in 0..num_splits {
-                    let splits = split..split + 1;
-                    let rows = span.rows.clone();
-                    tasks.push(Task { span: span_index, kv_head, rows, splits, states: Some(num_states) });
-                    num_states += span.rows.len() * group;
-                }
-            }
-            continue;
-        }
-        // The last rows see the most keys.
-        for start in span.rows.clone().step_by(tile_rows).rev() {
-            let rows = start..span.rows.end.min(start + tile_rows);
-            let keys = step.positions[rows.end - 1] as usize + 1;
-            for kv_head in 0..heads.num_kv_heads {
-                let splits = 0..keys.div_ceil(KV_SPLIT);
-                tasks.push(Task { span: span_index, kv_head, rows: rows.clone(), splits, states: None });
-            }
-        }
-    }
-    (num_states, work)
+    let alone = plan.num_states * state_len < WORTH_SHARING / 4;
+    for_each(pool, alone, plan.merges.len(), run_merge);
 }
 
 fn for_each(pool: &Pool, alone: bool, num_tasks: usize, task: impl Fn(usize) + Sync) {
@@ -209,6 +209,24 @@ impl<'a> Call<'a> {
         unsafe { self.out.part(start..start + heads.head_dim) }
     }
 
+    /// References of a row for the query heads of a KV head.
+    #[inline(always)]
+    fn references(&self, row: usize, kv_head: usize) -> &'a [f32] {
+        &self.references[row * self.params.heads.num_heads + kv_head * self.group()..][..self.group()]
+    }
+
+    /// Whether a fixed reference did not fit.
+    #[inline(always)]
+    fn unfit(&self, row: usize, head: usize) -> &'a AtomicBool {
+        &self.unfit[row * self.params.heads.num_heads + head]
+    }
+
+    /// Whether an answer is wanted under a running reference: always, unless it is for those that a fixed one did not fit.
+    #[inline(always)]
+    fn wants(&self, row: usize, head: usize) -> bool {
+        self.unfit.is_empty() || self.unfit(row, head).load(Ordering::Relaxed)
+    }
+
     /// Block ids of a sequence.
     #[inline(always)]
     fn blocks(&self, span: usize) -> &'a [u32] {
@@ -219,47 +237,5 @@ impl<'a> Call<'a> {
     #[inline(always)]
     fn log2_scale(&self) -> f32 {
         self.params.scale * std::f32::consts::LOG2_E
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::SequenceSpan;
-
-    fn step(spans: &[(usize, usize)]) -> StepTables {
-        let mut step = StepTables::default();
-        for &(rows, context_len) in spans {
-            let start = step.num_rows();
-            step.positions.extend((context_len - rows..context_len).map(|position| position as u32));
-            step.spans.push(SequenceSpan { rows: start..start + rows, context_len, blocks: 0..0 });
-        }
-        step
-    }
-
-    #[test]
-    fn every_row_and_head_sees_every_split_once() {
-        let heads = HeadLayout { num_heads: 9, num_kv_heads: 3, head_dim: 64 };
-        let step = step(&[(1, 1), (1, 3000), (1, 512), (16, 2000), (17, 2000), (200, 200), (100, 1300)]);
-        let (mut tasks, mut merges) = (Vec::new(), Vec::new());
-        let (num_states, _) = plan(&step, heads, &mut tasks, &mut merges);
-        let mut states_used = vec![0; num_states];
-        for (row, &position) in step.positions.iter().enumerate() {
-            let num_splits = (position as usize + 1).div_ceil(KV_SPLIT);
-            for kv_head in 0..3 {
-                let mut seen = vec![0; num_splits];
-                for task in tasks.iter().filter(|task| task.rows.contains(&row) && task.kv_head == kv_head) {
-                    task.splits.clone().filter(|&split| split < num_splits).for_each(|split| seen[split] += 1);
-                }
-                assert!(seen.iter().all(|&times| times == 1), "row {row}: {seen:?}");
-            }
-        }
-        for task in &tasks {
-            if let Some(at) = task.states {
-                states_used[at..at + task.rows.len() * 3].iter_mut().for_each(|used| *used += 1);
-            }
-        }
-        assert!(states_used.iter().all(|&used| used == 1));
-        assert_eq!(merges.len(), 2 * 3, "one decoding and one short chunk have several splits");
     }
 }

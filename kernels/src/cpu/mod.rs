@@ -234,7 +234,7 @@ impl Backend for Cpu {
         step: &StepTables,
         rope: &Rope,
         angles: &Buffer,
-        params: AttentionParams,
+        params: AttentionParams<'_>,
         qkv: &mut Buffer,
         cache: &mut KvCache,
     ) {
@@ -262,7 +262,14 @@ impl Backend for Cpu {
         });
     }
 
-    fn attention(&self, step: &StepTables, params: AttentionParams, qkv: &Buffer, cache: &KvCache, out: &mut Buffer) {
+    fn attention(
+        &self,
+        step: &StepTables,
+        params: AttentionParams<'_>,
+        qkv: &Buffer,
+        cache: &KvCache,
+        out: &mut Buffer,
+    ) -> u64 {
         let heads = params.heads;
         step.check(heads, cache.layout());
         assert!(params.layer < cache.layout().num_layers, "layer {} is not in the cache", params.layer);
@@ -271,7 +278,7 @@ impl Backend for Cpu {
         let num_rows = step.num_rows();
         let scratch = &mut self.scratch().attention;
         let on = (self.isa(), self.pool(), scratch);
-        attention::attention(on, step, params, qkv.rows(num_rows), cache, out.rows_mut(num_rows));
+        attention::attention(on, step, params, qkv.rows(num_rows), cache, out.rows_mut(num_rows))
     }
 
     fn silu_mul(&self, rows: usize, gate_up: &Buffer, out: &mut Buffer) {

@@ -29,6 +29,12 @@ pub(crate) trait Simd: Copy {
     fn load_f16(self, from: &[u16; LANES]) -> Self::F;
     /// Rounded to nearest even float16 bit patterns.
     fn store_f16(self, x: Self::F, to: &mut [u16; LANES]);
+    /// Sixteen bfloat16 bit patterns, widened.
+    fn load_bf16(self, from: &[u16; LANES]) -> Self::F;
+    /// Rounded to nearest even bfloat16 bit patterns; what is not a number stays so.
+    fn store_bf16(self, x: Self::F, to: &mut [u16; LANES]);
+    /// Sixteen signed bytes in two's complement, widened.
+    fn load_i8(self, from: &[u8; LANES]) -> Self::F;
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
@@ -42,12 +48,14 @@ pub(crate) trait Simd: Copy {
     fn power_of_two(self, n: Self::F) -> Self::F;
     /// Lanes below `count` of `a`, the others of `b`.
     fn first_lanes(self, count: usize, a: Self::F, b: Self::F) -> Self::F;
+    /// Whether `a >= b` in any lane.
+    fn any_at_least(self, a: Self::F, b: Self::F) -> bool;
     /// Sum of the lanes as a tree: i and i + 8, then i + 4, i + 2, i + 1.
     fn sum(self, x: Self::F) -> f32;
     /// Largest lane, by the same tree of `max`.
     fn largest(self, x: Self::F) -> f32;
-    /// Asks for the cache line of this element; a hint.
-    fn prefetch<T>(self, element: &T);
+    /// Asks for the cache line that lies this many bytes behind the start of the slice; a hint, for any address.
+    fn prefetch<T>(self, slice: &[T], byte: usize);
 }
 
 /// A computation to be compiled for each instruction set. `run` must be `#[inline(always)]` all the way down to the
@@ -117,6 +125,9 @@ mod tests {
             let (a, b, c) = (s.load(&self.a), s.load(&self.b), s.load(&self.c));
             let mut halves = [0; LANES];
             s.store_f16(a, &mut halves);
+            let mut brains = [0; LANES];
+            s.store_bf16(a, &mut brains);
+            let bytes = self.b.map(|b| b.to_bits() as u8);
             let whole = s.floor(b);
             let results = [
                 s.add(a, b),
@@ -128,6 +139,9 @@ mod tests {
                 whole,
                 s.power_of_two(whole),
                 s.load_f16(&halves),
+                s.load_bf16(&brains),
+                s.load_i8(&bytes),
+                s.splat(f32::from(u8::from(s.any_at_least(a, s.mul(b, s.splat(16.0)))))),
                 s.first_lanes(5, a, b),
                 s.first_lanes(0, a, b),
                 s.first_lanes(16, a, b),
@@ -140,6 +154,7 @@ mod tests {
                 self.bits.extend(lanes.map(f32::to_bits));
             }
             self.bits.extend(halves.map(u32::from));
+            self.bits.extend(brains.map(u32::from));
         }
     }
 
@@ -163,6 +178,36 @@ mod tests {
             for isa in Isa::available() {
                 assert_eq!(bits(isa, a, b, c), expected, "{} in round {round}", isa.name());
             }
+        }
+    }
+
+    #[test]
+    fn bfloat16_rounds_to_even_and_keeps_what_is_not_finite() {
+        struct Round<'a>(&'a [f32; LANES], &'a mut [u16; LANES]);
+        impl Kernel for Round<'_> {
+            #[inline(always)]
+            fn run<S: Simd>(self, s: S) {
+                s.store_bf16(s.load(self.0), self.1);
+            }
+        }
+        let mut x = [0.0; LANES];
+        let nan_of_low_bits = f32::from_bits(0x7f80_0001);
+        let ties = [0x3f80_8000, 0x3f81_8000, 0x3f80_8001].map(f32::from_bits);
+        x[..8].copy_from_slice(&[
+            ties[0],
+            ties[1],
+            ties[2],
+            f32::INFINITY,
+            -f32::INFINITY,
+            nan_of_low_bits,
+            f32::MAX,
+            -0.0,
+        ]);
+        for isa in Isa::available() {
+            let mut bits = [0; LANES];
+            run(isa, Round(&x, &mut bits));
+            assert_eq!(bits[..5], [0x3f80, 0x3f82, 0x3f81, 0x7f80, 0xff80], "{}", isa.name());
+            assert_eq!(bits[5..8], [0x7fc0, 0x7f80, 0x8000], "{}", isa.name());
         }
     }
 

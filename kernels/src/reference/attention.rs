@@ -1,7 +1,8 @@
 //! Causal attention of every row over its sequence's keys: `out = softmax(scale * q k^T) v`, per head.
 //!
 //! Query heads share key/value heads in order: head h reads KV head `h / (num_heads / num_kv_heads)`. A row at position p
-//! sees the keys of positions 0 to p.
+//! sees the keys of positions 0 to p. States have the largest score of their split as reference, whatever [`crate::Softmax`]
+//! asks for: references are a matter of speed, not of the answer.
 
 use super::buffer::Buffer;
 use super::linear::dot;
@@ -20,6 +21,7 @@ pub struct KvCache {
 
 impl KvCache {
     pub(super) fn new(layout: KvLayout) -> Result<Self, Error> {
+        layout.check()?;
         let len = [layout.num_layers, layout.num_blocks, BLOCK_SIZE, layout.num_kv_heads, layout.head_dim]
             .into_iter()
             .fold(1, usize::saturating_mul);
@@ -55,7 +57,13 @@ impl KvCache {
 }
 
 /// Attention of all rows of a step.
-pub(super) fn attention(step: &StepTables, params: AttentionParams, qkv: &Buffer, cache: &KvCache, out: &mut Buffer) {
+pub(super) fn attention(
+    step: &StepTables,
+    params: AttentionParams<'_>,
+    qkv: &Buffer,
+    cache: &KvCache,
+    out: &mut Buffer,
+) {
     let heads = params.heads;
     assert_eq!(qkv.cols(), heads.qkv_width(), "qkv holds the heads it is said to");
     assert_eq!(out.cols(), heads.q_width(), "one output element per query element");
@@ -80,12 +88,12 @@ pub(super) fn attention(step: &StepTables, params: AttentionParams, qkv: &Buffer
     });
 }
 
-fn scores(q: &[f32], kv_head: usize, slots: &[usize], params: AttentionParams, cache: &KvCache) -> Vec<f32> {
+fn scores(q: &[f32], kv_head: usize, slots: &[usize], params: AttentionParams<'_>, cache: &KvCache) -> Vec<f32> {
     slots.iter().map(|&slot| dot(q, cache.key(params.layer, slot, kv_head)) * params.scale).collect()
 }
 
 /// All scores, then all probabilities, then the weighted sum.
-fn naive(q: &[f32], kv_head: usize, slots: &[usize], params: AttentionParams, cache: &KvCache, out: &mut [f32]) {
+fn naive(q: &[f32], kv_head: usize, slots: &[usize], params: AttentionParams<'_>, cache: &KvCache, out: &mut [f32]) {
     let mut probabilities = scores(q, kv_head, slots, params, cache);
     softmax(&mut probabilities);
     out.fill(0.0);
@@ -97,7 +105,7 @@ fn naive(q: &[f32], kv_head: usize, slots: &[usize], params: AttentionParams, ca
 }
 
 /// A state per split of the keys, merged in index order.
-fn split_kv(q: &[f32], kv_head: usize, slots: &[usize], params: AttentionParams, cache: &KvCache, out: &mut [f32]) {
+fn split_kv(q: &[f32], kv_head: usize, slots: &[usize], params: AttentionParams<'_>, cache: &KvCache, out: &mut [f32]) {
     slots
         .chunks(KV_SPLIT)
         .map(|split| {

@@ -125,7 +125,7 @@ impl Backend for Reference {
         step: &StepTables,
         rope: &Rope,
         angles: &Buffer,
-        params: AttentionParams,
+        params: AttentionParams<'_>,
         qkv: &mut Buffer,
         cache: &mut KvCache,
     ) {
@@ -145,9 +145,17 @@ impl Backend for Reference {
         }
     }
 
-    fn attention(&self, step: &StepTables, params: AttentionParams, qkv: &Buffer, cache: &KvCache, out: &mut Buffer) {
+    fn attention(
+        &self,
+        step: &StepTables,
+        params: AttentionParams<'_>,
+        qkv: &Buffer,
+        cache: &KvCache,
+        out: &mut Buffer,
+    ) -> u64 {
         step.check(params.heads, cache.layout());
         attention::attention(step, params, qkv, cache, out);
+        0
     }
 
     fn silu_mul(&self, rows: usize, gate_up: &Buffer, out: &mut Buffer) {

@@ -1,19 +1,20 @@
 //! Attention against float64: lengths around block and split borders, grouped heads, head sizes, and scores that are hard
 //! on a softmax.
 
-use crate::fixture::{Sequences, no_rope};
-use taper_kernels::{AttentionScheme, Backend, HeadLayout, KvDtype};
+use crate::fixture::{How, Sequences, no_rope};
+use taper_kernels::{Backend, HeadLayout, KvDtype, KvLayout};
 use taper_testkit::rng::SplitMix;
 
-const SCHEMES: [AttentionScheme; 2] = [AttentionScheme::SplitKv, AttentionScheme::Naive];
 /// Rows at the end of a prompt: several tiles of query vectors from groups of three on.
 const TAIL: usize = 20;
-const LENS: [usize; 8] = [1, 63, 64, 65, 511, 512, 513, 1500];
+const LENS: [usize; 9] = [1, 63, 64, 65, 255, 256, 257, 513, 1100];
 
 pub(crate) fn suite<B: Backend>(backend: &B) {
     lengths_groups_and_head_sizes(backend);
     hard_scores(backend);
+    storage_types(backend);
     values_of_a_float32_cache_are_not_rounded(backend);
+    heads_that_a_storage_type_cannot_hold_are_refused(backend);
 }
 
 fn heads(group: usize, num_kv_heads: usize, head_dim: usize) -> HeadLayout {
@@ -23,6 +24,11 @@ fn heads(group: usize, num_kv_heads: usize, head_dim: usize) -> HeadLayout {
 /// Compares the last rows of every sequence with float64: as the end of a prompt, and the very last as a generated token.
 /// Scores are sums in float32, with an error of some `2^-24 |score|` that ends in the exponent.
 fn check<B: Backend>(backend: &B, sequences: &Sequences, largest_score: f64, what: &str) {
+    check_within(backend, sequences, 3e-6 + 1e-6 * largest_score, what);
+}
+
+/// The tolerance is relative to the largest value.
+fn check_within<B: Backend>(backend: &B, sequences: &Sequences, tolerance: f64, what: &str) {
     for sequence in 0..sequences.qkv.len() {
         let len = sequences.len(sequence);
         let first = len.saturating_sub(TAIL);
@@ -30,19 +36,19 @@ fn check<B: Backend>(backend: &B, sequences: &Sequences, largest_score: f64, wha
         sequences.store(backend, &mut cache, &no_rope(), &[(sequence, 0..len)]);
         let compared = [first, len.saturating_sub(2), len - 1];
         let expected = compared.map(|position| sequences.oracle(sequence, position));
-        for scheme in SCHEMES {
+        for how in How::ALL {
             for positions in [first..len, len - 1..len] {
                 let start = positions.start;
-                let rows = sequences.run(backend, &mut cache, &no_rope(), scheme, &[(sequence, positions)]);
+                let rows = sequences.run(backend, &mut cache, &no_rope(), how, &[(sequence, positions)]);
                 for (&position, expected) in compared.iter().zip(&expected).filter(|&(&position, _)| position >= start)
                 {
                     let row = &rows[(position - start) * sequences.heads.q_width()..];
                     let largest = expected.iter().fold(1.0_f64, |largest, x| largest.max(x.abs()));
-                    let tolerance = (3e-6 + 1e-6 * largest_score) * largest;
+                    let tolerance = tolerance * largest;
                     for (d, (&actual, expected)) in row.iter().zip(expected).enumerate() {
                         assert!(
                             (f64::from(actual) - expected).abs() <= tolerance,
-                            "{what}, {scheme:?}, length {len}, from {start}, position {position}, element {d}: {actual} for {expected}"
+                            "{what}, {how:?}, length {len}, from {start}, position {position}, element {d}: {actual} for {expected}"
                         );
                     }
                 }
@@ -96,6 +102,31 @@ fn hard_scores<B: Backend>(backend: &B) {
     for (what, largest_score, score) in cases {
         check(backend, &with_scores(&mut rng, 900, score), largest_score, what);
     }
+}
+
+/// On keys and values that the type holds, all types have the same tolerance. On others, what rounding them adds.
+fn storage_types<B: Backend>(backend: &B) {
+    let mut rng = SplitMix::new(4);
+    for dtype in [KvDtype::BF16, KvDtype::Q8_0, KvDtype::F32] {
+        for (group, num_kv_heads, head_dim) in [(3, 2, 64), (4, 1, 32), (5, 1, 96), (1, 1, 128)] {
+            let mut sequences = Sequences::new(&mut rng, heads(group, num_kv_heads, head_dim), &[1, 64, 257, 700]);
+            sequences.dtype = dtype;
+            sequences.round_to_storage();
+            check(backend, &sequences, 10.0, &format!("{dtype:?}, group of {group}, heads of {head_dim}"));
+        }
+    }
+    for (dtype, tolerance) in [(KvDtype::F16, 1e-3), (KvDtype::BF16, 6e-3), (KvDtype::Q8_0, 1.5e-2)] {
+        let mut sequences = Sequences::new(&mut rng, heads(3, 1, 64), &[1, 500]);
+        sequences.dtype = dtype;
+        sequences.qkv.iter_mut().flatten().for_each(|x| *x *= 1.000_173);
+        check_within(backend, &sequences, tolerance, &format!("{dtype:?}, rounded"));
+    }
+}
+
+fn heads_that_a_storage_type_cannot_hold_are_refused<B: Backend>(backend: &B) {
+    let layout = KvLayout { num_layers: 1, num_blocks: 1, num_kv_heads: 1, head_dim: 80, dtype: KvDtype::Q8_0 };
+    let error = backend.kv_cache(layout).err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(error.contains("multiple of 32") && error.contains("80"), "{error}");
 }
 
 fn values_of_a_float32_cache_are_not_rounded<B: Backend>(backend: &B) {

@@ -1,13 +1,11 @@
 //! The determinism contract: what comes out for a row does not depend on the other rows of its step, on how its sequence
 //! was cut into steps, on threads, or on the instruction set. Bits are compared.
 
-use crate::fixture::{Sequences, download, to_bits, upload};
+use crate::fixture::{How, Sequences, download, to_bits, upload};
 use crate::operations::{add_norm_of, norm_of, qk_norm_of, silu_of};
 use std::ops::Range;
-use taper_kernels::{AttentionScheme, Backend, HeadLayout, KvDtype, MatrixData, Rope, RopeKind, WeightType};
+use taper_kernels::{Backend, HeadLayout, KvDtype, MatrixData, Rope, RopeKind, WeightType};
 use taper_testkit::rng::SplitMix;
-
-const SCHEMES: [AttentionScheme; 2] = [AttentionScheme::SplitKv, AttentionScheme::Naive];
 
 pub(crate) fn suite<B: Backend>(backend: &B) {
     chunked_prompts_equal_whole_ones(backend);
@@ -33,13 +31,13 @@ fn layouts() -> [HeadLayout; 3] {
 fn run_steps<B: Backend>(
     backend: &B,
     sequences: &Sequences,
-    scheme: AttentionScheme,
+    how: How<'_>,
     steps: &[Vec<(usize, Range<usize>)>],
 ) -> Vec<Vec<u32>> {
     let mut cache = sequences.cache(backend);
     let width = sequences.heads.q_width();
     let rope = rope(sequences.heads.head_dim.min(16));
-    let run = |step: &Vec<_>| sequences.run(backend, &mut cache, &rope, scheme, step);
+    let run = |step: &Vec<_>| sequences.run(backend, &mut cache, &rope, how, step);
     steps.iter().flat_map(run).collect::<Vec<f32>>().chunks_exact(width).map(to_bits).collect()
 }
 
@@ -61,25 +59,25 @@ fn chunked_prompts_equal_whole_ones<B: Backend>(backend: &B) {
     for heads in layouts() {
         let len = 600;
         let sequences = Sequences::new(&mut rng, heads, &[len]);
-        for scheme in SCHEMES {
-            let whole = run_steps(backend, &sequences, scheme, &chunks(len, &[len]));
+        for how in How::ALL {
+            let whole = run_steps(backend, &sequences, how, &chunks(len, &[len]));
             // Rows alone after a long prompt are decoding, a few are verified speculation, 7 cuts blocks unevenly.
             for lens in [&[500, 1][..], &[512, 5], &[64], &[7, 130, 300, 1, 33], &[598, 1]] {
-                let cut = run_steps(backend, &sequences, scheme, &chunks(len, lens));
+                let cut = run_steps(backend, &sequences, how, &chunks(len, lens));
                 for (position, (cut, whole)) in cut.iter().zip(&whole).enumerate() {
-                    assert!(cut == whole, "{heads:?} {scheme:?} cut {lens:?}: position {position} differs");
+                    assert!(cut == whole, "{heads:?} {how:?} cut {lens:?}: position {position} differs");
                 }
             }
         }
     }
     // Three splits, whose states are merged in one order whoever made them.
     let sequences = Sequences::new(&mut rng, HeadLayout { num_heads: 2, num_kv_heads: 1, head_dim: 18 }, &[1100]);
-    let whole = run_steps(backend, &sequences, AttentionScheme::SplitKv, &chunks(1100, &[1100]));
-    assert!(run_steps(backend, &sequences, AttentionScheme::SplitKv, &chunks(1100, &[1000, 30, 1])) == whole);
+    let whole = run_steps(backend, &sequences, How::ONLINE, &chunks(1100, &[1100]));
+    assert!(run_steps(backend, &sequences, How::ONLINE, &chunks(1100, &[1000, 30, 1])) == whole);
     // From the first token on, one at a time.
     let sequences = Sequences::new(&mut rng, layouts()[0], &[140]);
-    let whole = run_steps(backend, &sequences, AttentionScheme::SplitKv, &chunks(140, &[140]));
-    assert!(run_steps(backend, &sequences, AttentionScheme::SplitKv, &chunks(140, &[1])) == whole);
+    let whole = run_steps(backend, &sequences, How::ONLINE, &chunks(140, &[140]));
+    assert!(run_steps(backend, &sequences, How::ONLINE, &chunks(140, &[1])) == whole);
 }
 
 fn batched_sequences_equal_single_ones<B: Backend>(backend: &B) {
@@ -90,10 +88,10 @@ fn batched_sequences_equal_single_ones<B: Backend>(backend: &B) {
         let last = [1, 1, 130, 300, 3, 1];
         let mut sequences = Sequences::new(&mut rng, heads, &lens);
         sequences.dtype = KvDtype::F16;
-        for scheme in SCHEMES {
+        for how in How::ALL {
             let before: Vec<_> = (0..6).filter(|&s| last[s] < lens[s]).map(|s| (s, 0..lens[s] - last[s])).collect();
             let parts: Vec<_> = (0..6).map(|s| (s, lens[s] - last[s]..lens[s])).collect();
-            let together = run_steps(backend, &sequences, scheme, &[before.clone(), parts.clone()]);
+            let together = run_steps(backend, &sequences, how, &[before.clone(), parts.clone()]);
             let together = &together[before.iter().map(|part| part.1.len()).sum()..];
             let mut alone = Vec::new();
             for part in parts {
@@ -102,11 +100,11 @@ fn batched_sequences_equal_single_ones<B: Backend>(backend: &B) {
                 if start > 0 {
                     steps.insert(0, vec![(part.0, 0..start)]);
                 }
-                alone.extend(run_steps(backend, &sequences, scheme, &steps).into_iter().skip(start));
+                alone.extend(run_steps(backend, &sequences, how, &steps).into_iter().skip(start));
             }
             assert_eq!(together.len(), alone.len());
             for (row, (together, alone)) in together.iter().zip(&alone).enumerate() {
-                assert!(together == alone, "{heads:?} {scheme:?}: row {row} of the batch differs");
+                assert!(together == alone, "{heads:?} {how:?}: row {row} of the batch differs");
             }
         }
     }
@@ -120,15 +118,15 @@ fn what_lies_behind_a_row_does_not_matter<B: Backend>(backend: &B) {
         let mut stale = Sequences::new(&mut rng, heads, &[128]);
         stale.num_blocks = sequences.num_blocks;
         stale.block_tables = sequences.block_tables.clone();
-        for scheme in SCHEMES {
-            let no_numbers = stale.qkv[0].iter_mut();
-            no_numbers.for_each(|x| *x = f32::NAN);
+        for how in How::ALL {
+            let not_finite = [f32::NAN, f32::NEG_INFINITY, f32::INFINITY].into_iter().cycle();
+            stale.qkv[0].iter_mut().zip(not_finite).for_each(|(x, y)| *x = y);
             let mut cache = sequences.cache(backend);
-            stale.run(backend, &mut cache, &rope(0), scheme, &[(0, 0..128)]);
-            let on_stale = sequences.run(backend, &mut cache, &rope(0), scheme, &[(0, 0..70)]);
+            stale.run(backend, &mut cache, &rope(0), how, &[(0, 0..128)]);
+            let on_stale = sequences.run(backend, &mut cache, &rope(0), how, &[(0, 0..70)]);
             let mut cache = sequences.cache(backend);
-            let on_zeroes = sequences.run(backend, &mut cache, &rope(0), scheme, &[(0, 0..70)]);
-            assert!(to_bits(&on_stale) == to_bits(&on_zeroes), "{heads:?} {scheme:?}");
+            let on_zeroes = sequences.run(backend, &mut cache, &rope(0), how, &[(0, 0..70)]);
+            assert!(to_bits(&on_stale) == to_bits(&on_zeroes), "{heads:?} {how:?}");
         }
     }
 }
@@ -205,12 +203,15 @@ pub(crate) fn of_every_operation<B: Backend>(backend: &B) -> Vec<(String, Vec<u3
     }
     for heads in layouts() {
         let mut sequences = Sequences::new(&mut rng, heads, &[620, 300]);
-        for dtype in [KvDtype::F16, KvDtype::F32] {
+        for dtype in [KvDtype::F16, KvDtype::BF16, KvDtype::F32, KvDtype::Q8_0] {
+            if dtype == KvDtype::Q8_0 && !heads.head_dim.is_multiple_of(32) {
+                continue;
+            }
             sequences.dtype = dtype;
-            for scheme in SCHEMES {
+            for how in How::ALL {
                 let steps = [vec![(0, 0..500), (1, 0..299)], vec![(0, 500..600), (1, 299..300)], vec![(0, 600..620)]];
-                let bits = run_steps(backend, &sequences, scheme, &steps);
-                results.push((format!("attention, {scheme:?}, {dtype:?}, {heads:?}"), bits.concat()));
+                let bits = run_steps(backend, &sequences, how, &steps);
+                results.push((format!("attention, {how:?}, {dtype:?}, {heads:?}"), bits.concat()));
             }
         }
     }

@@ -1,10 +1,10 @@
 //! Data for the suite: buffers with given contents, and sequences with keys and values in a paged cache.
 
-use half::f16;
+use half::{bf16, f16};
 use std::ops::Range;
 use taper_kernels::{
     AttentionParams, AttentionScheme, BLOCK_SIZE, Backend, HeadLayout, KvDtype, KvLayout, MatrixData, Rope, RopeKind,
-    SequenceSpan, StepTables, WeightType,
+    SequenceSpan, Softmax, StepTables, UnifiedRange, WeightType,
 };
 use taper_testkit::rng::SplitMix;
 
@@ -41,6 +41,31 @@ pub(crate) fn no_rope() -> Rope {
     Rope { kind: RopeKind::HalfSplit, rotary_dim: 0, inv_freq: vec![], magnitude: 1.0 }
 }
 
+/// How attention is to be computed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct How<'a> {
+    pub(crate) scheme: AttentionScheme,
+    /// Ranges for at least as many KV heads as there are.
+    pub(crate) softmax: Softmax<'a>,
+}
+
+impl<'a> How<'a> {
+    pub(crate) const NAIVE: Self = Self { scheme: AttentionScheme::Naive, softmax: Softmax::Online };
+    pub(crate) const ONLINE: Self = Self::split_kv(Softmax::Online);
+    pub(crate) const BOUNDED: Self = Self::split_kv(Softmax::Bounded);
+    /// Ranges that random data keep to.
+    pub(crate) const CALIBRATED: Self = Self::split_kv(Softmax::Calibrated(&[
+        UnifiedRange { phi: 2, a: -60.0, b: 40.0 },
+        UnifiedRange { phi: -7, a: -60.0, b: 60.0 },
+        UnifiedRange { phi: 0, a: -60.0, b: 60.0 },
+    ]));
+    pub(crate) const ALL: [Self; 4] = [Self::ONLINE, Self::BOUNDED, Self::CALIBRATED, Self::NAIVE];
+
+    pub(crate) const fn split_kv(softmax: Softmax<'a>) -> Self {
+        Self { scheme: AttentionScheme::SplitKv, softmax }
+    }
+}
+
 /// Sequences of fused qkv rows, each with its blocks of a cache in random order.
 pub(crate) struct Sequences {
     pub(crate) heads: HeadLayout,
@@ -69,9 +94,33 @@ impl Sequences {
         self.qkv[sequence].len() / self.heads.qkv_width()
     }
 
-    pub(crate) fn params(&self, scheme: AttentionScheme) -> AttentionParams {
+    pub(crate) fn params<'a>(&self, how: How<'a>) -> AttentionParams<'a> {
         let scale = 1.0 / (self.heads.head_dim as f32).sqrt();
-        AttentionParams { layer: LAYER, heads: self.heads, scale, scheme }
+        let num_kv_heads = self.heads.num_kv_heads;
+        let softmax = match how.softmax {
+            Softmax::Calibrated(ranges) => Softmax::Calibrated(&ranges[..num_kv_heads]),
+            Softmax::CalibratedTwoSided(ranges) => Softmax::CalibratedTwoSided(&ranges[..num_kv_heads]),
+            softmax => softmax,
+        };
+        AttentionParams { layer: LAYER, heads: self.heads, scale, scheme: how.scheme, softmax }
+    }
+
+    /// Rounds keys and values to what the storage type holds, so that its rounding is not part of what is compared.
+    pub(crate) fn round_to_storage(&mut self) {
+        let (q_width, width) = (self.heads.q_width(), self.heads.qkv_width());
+        for row in self.qkv.iter_mut().flat_map(|rows| rows.chunks_exact_mut(width)) {
+            let stored = &mut row[q_width..];
+            match self.dtype {
+                KvDtype::F32 => {}
+                KvDtype::F16 => stored.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32()),
+                KvDtype::BF16 => stored.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32()),
+                // Whole numbers of 2^-5, and one of them 127: the scale is 2^-5.
+                KvDtype::Q8_0 => stored.chunks_exact_mut(32).for_each(|x| {
+                    x.iter_mut().for_each(|x| *x = (*x * 32.0).round().clamp(-127.0, 127.0) / 32.0);
+                    x[7] = (127.0 / 32.0_f32).copysign(x[7]);
+                }),
+            }
+        }
     }
 
     pub(crate) fn cache<B: Backend>(&self, backend: &B) -> B::KvCache {
@@ -111,14 +160,26 @@ impl Sequences {
         backend: &B,
         cache: &mut B::KvCache,
         rope: &Rope,
-        scheme: AttentionScheme,
+        how: How<'_>,
         parts: &[(usize, Range<usize>)],
     ) -> Vec<f32> {
+        self.run_counted(backend, cache, rope, how, parts).0
+    }
+
+    /// As [`Self::run`], with the number of (row, head) that were computed again.
+    pub(crate) fn run_counted<B: Backend>(
+        &self,
+        backend: &B,
+        cache: &mut B::KvCache,
+        rope: &Rope,
+        how: How<'_>,
+        parts: &[(usize, Range<usize>)],
+    ) -> (Vec<f32>, u64) {
         let turned = self.store(backend, cache, rope, parts);
         let (step, _) = self.step(parts);
         let mut out = backend.buffer(step.num_rows(), self.heads.q_width()).unwrap();
-        backend.attention(&step, self.params(scheme), &turned, cache, &mut out);
-        download(backend, &out, step.num_rows(), self.heads.q_width())
+        let num_recomputed = backend.attention(&step, self.params(how), &turned, cache, &mut out);
+        (download(backend, &out, step.num_rows(), self.heads.q_width()), num_recomputed)
     }
 
     /// Turns and stores the rows of a step; the turned rows.
@@ -133,7 +194,7 @@ impl Sequences {
         let mut qkv = upload(backend, self.heads.qkv_width(), &rows);
         let mut angles = backend.buffer(step.num_rows(), rope.rotary_dim).unwrap();
         backend.rope_angles(rope, &step.positions, &mut angles);
-        backend.rope_kv_store(&step, rope, &angles, self.params(AttentionScheme::SplitKv), &mut qkv, cache);
+        backend.rope_kv_store(&step, rope, &angles, self.params(How::ONLINE), &mut qkv, cache);
         qkv
     }
 
@@ -142,7 +203,7 @@ impl Sequences {
         let heads = self.heads;
         let width = heads.qkv_width();
         let row = |key: usize| &self.qkv[sequence][key * width..][..width];
-        let scale = f64::from(self.params(AttentionScheme::Naive).scale);
+        let scale = f64::from(self.params(How::NAIVE).scale);
         let mut out = Vec::new();
         for head in 0..heads.num_heads {
             let kv_head = head / (heads.num_heads / heads.num_kv_heads);

@@ -8,6 +8,7 @@ mod attention;
 mod bits;
 mod fixture;
 mod operations;
+mod softmax;
 
 use taper_kernels::cpu::isa::Isa;
 use taper_kernels::{Backend, Cpu, CpuConfig, Reference};
@@ -16,6 +17,7 @@ use taper_kernels::{Backend, Cpu, CpuConfig, Reference};
 fn suite<B: Backend>(backend: &B) {
     operations::suite(backend);
     attention::suite(backend);
+    softmax::suite(backend);
     bits::suite(backend);
 }
 

@@ -1,8 +1,8 @@
 //! Every operation but attention against the reference (which has its own tests by hand).
 
-use crate::fixture::{LAYER, Sequences, download, upload};
+use crate::fixture::{How, LAYER, Sequences, download, upload};
 use half::{bf16, f16};
-use taper_kernels::{AttentionScheme, Backend, HeadLayout, MatrixData, Reference, Rope, RopeKind, WeightType};
+use taper_kernels::{Backend, HeadLayout, MatrixData, Reference, Rope, RopeKind, WeightType};
 use taper_testkit::approx::assert_close;
 use taper_testkit::rng::SplitMix;
 
@@ -236,7 +236,7 @@ fn rope<B: Backend>(backend: &B) {
 fn turned_and_attended<B: Backend>(b: &B, sequences: &Sequences, rope: &Rope) -> [Vec<f32>; 3] {
     let heads = sequences.heads;
     let (step, rows) = sequences.step(&[(0, 0..200)]);
-    let params = sequences.params(AttentionScheme::SplitKv);
+    let params = sequences.params(How::ONLINE);
     assert_eq!(params.layer, LAYER);
     let mut angles = b.buffer(200, rope.rotary_dim).unwrap();
     b.rope_angles(rope, &step.positions, &mut angles);

@@ -5,6 +5,7 @@
 use super::super::kv_cache::Element;
 use super::super::simd::{LANES, Simd};
 use crate::BLOCK_SIZE;
+use crate::memory::Plain;
 
 /// Query vectors that share the loads of keys and values: with four vectors of keys, 24 accumulators, the most that fit
 /// into 32 registers with their operands.
@@ -13,77 +14,93 @@ pub(super) const QUERIES: usize = 6;
 /// Scores (or weights) of one query vector with the keys of a block.
 pub(super) type Row = [f32; BLOCK_SIZE];
 
-/// Keys or values of a block, and those of the block after it, which are asked for while these are used: a core with one
-/// stream of loads reads at half of what memory gives.
-#[derive(Clone, Copy)]
-pub(super) struct Stream<'a, E> {
-    pub(super) block: &'a [E],
-    /// As long as `block`; the block itself where there is nothing to ask for.
-    pub(super) next: &'a [E],
+/// Memory that is asked for while a block is used: the next one. A core has few requests under way at a time, and one more
+/// makes it wait, so the lines are spread evenly over the work on a block.
+pub(super) struct Ahead<'a, U> {
+    units: &'a [U],
+    byte: usize,
+    end: usize,
 }
 
-impl<'a, E: Element> Stream<'a, E> {
-    /// Without anything to ask for.
+impl<'a, U: Plain> Ahead<'a, U> {
+    const LINE: usize = 64;
+    /// The loops over a block make at least two steps per element of a head, in which all lines are asked for: 4 per
+    /// element and two bytes of its size.
+    const LINES_PER_STEP: usize = if size_of::<U>() > 2 { size_of::<U>() } else { 2 };
+
     #[inline(always)]
-    pub(super) fn of(block: &'a [E]) -> Self {
-        Self { block, next: block }
+    pub(super) fn of(units: &'a [U]) -> Self {
+        Self { units, byte: 0, end: size_of_val(units).saturating_sub(Self::LINES_PER_STEP * Self::LINE) }
+    }
+
+    /// Nothing but lines that are at hand.
+    #[inline(always)]
+    pub(super) fn nothing(at_hand: &'a [U]) -> Self {
+        let ahead = Self::of(at_hand);
+        Self { byte: ahead.end, ..ahead }
     }
 
     #[inline(always)]
-    fn vectors(self) -> (&'a [[E; LANES]], &'a [[E; LANES]]) {
-        assert_eq!(self.block.len(), self.next.len(), "blocks are equally long");
-        (self.block.as_chunks().0, self.next.as_chunks().0)
-    }
-}
-
-/// Asks for the cache lines of some vectors.
-#[inline(always)]
-fn prefetch<S: Simd, E: Element>(s: S, vectors: &[[E; LANES]]) {
-    const CACHE_LINE: usize = 64;
-    for line in vectors.chunks((CACHE_LINE / (LANES * size_of::<E>())).max(1)) {
-        s.prefetch(&line[0]);
+    fn step<S: Simd>(&mut self, s: S) {
+        for line in 0..Self::LINES_PER_STEP {
+            s.prefetch(self.units, self.byte + line * Self::LINE);
+        }
+        self.byte = self.end.min(self.byte + Self::LINES_PER_STEP * Self::LINE);
     }
 }
 
 /// `rows[r][key] = sum_d queries[d][r] * keys[d][key]`. `queries` is `[head_dim][rows.len()]`, `keys` as in the cache.
 #[inline(always)]
-pub(super) fn scores<S: Simd, E: Element>(s: S, queries: &[f32], keys: Stream<'_, E>, rows: &mut [Row]) {
+pub(super) fn scores<S: Simd, E: Element, U: Plain>(
+    s: S,
+    queries: &[f32],
+    keys: &[E::Bits],
+    ahead: &mut Ahead<'_, U>,
+    rows: &mut [Row],
+) {
     match rows.len() {
-        1 => scores_of::<S, E, 1>(s, queries, keys, rows),
-        2 => scores_of::<S, E, 2>(s, queries, keys, rows),
-        3 => scores_of::<S, E, 3>(s, queries, keys, rows),
-        4 => scores_of::<S, E, 4>(s, queries, keys, rows),
-        5 => scores_of::<S, E, 5>(s, queries, keys, rows),
-        _ => scores_of::<S, E, QUERIES>(s, queries, keys, rows),
+        1 => scores_of::<S, E, U, 1>(s, queries, keys, ahead, rows),
+        2 => scores_of::<S, E, U, 2>(s, queries, keys, ahead, rows),
+        3 => scores_of::<S, E, U, 3>(s, queries, keys, ahead, rows),
+        4 => scores_of::<S, E, U, 4>(s, queries, keys, ahead, rows),
+        5 => scores_of::<S, E, U, 5>(s, queries, keys, ahead, rows),
+        _ => scores_of::<S, E, U, QUERIES>(s, queries, keys, ahead, rows),
     }
 }
 
 #[inline(always)]
-fn scores_of<S: Simd, E: Element, const R: usize>(s: S, queries: &[f32], keys: Stream<'_, E>, rows: &mut [Row]) {
+fn scores_of<S: Simd, E: Element, U: Plain, const R: usize>(
+    s: S,
+    queries: &[f32],
+    keys: &[E::Bits],
+    ahead: &mut Ahead<'_, U>,
+    rows: &mut [Row],
+) {
     if S::WIDE {
-        scores_with::<S, E, R, 4>(s, queries, keys, rows);
+        scores_with::<S, E, U, R, 4>(s, queries, keys, ahead, rows);
     } else {
-        scores_with::<S, E, R, 1>(s, queries, keys, rows);
+        scores_with::<S, E, U, R, 1>(s, queries, keys, ahead, rows);
     }
 }
 
 /// G groups of sixteen keys at a time.
 #[inline(always)]
-fn scores_with<S: Simd, E: Element, const R: usize, const G: usize>(
+fn scores_with<S: Simd, E: Element, U: Plain, const R: usize, const G: usize>(
     s: S,
     queries: &[f32],
-    keys: Stream<'_, E>,
+    keys: &[E::Bits],
+    ahead: &mut Ahead<'_, U>,
     rows: &mut [Row],
 ) {
     assert_eq!(rows.len(), R, "one row of scores per query vector");
     let queries = queries.as_chunks::<R>().0;
     let head_dim = queries.len();
-    let (keys, next) = keys.vectors();
+    let keys: &[[E::Bits; LANES]] = keys.as_chunks().0;
     assert_eq!(keys.len(), head_dim * (BLOCK_SIZE / LANES), "a whole block of keys");
-    for (index, (groups, next)) in keys.chunks_exact(head_dim * G).zip(next.chunks_exact(head_dim * G)).enumerate() {
+    for (index, groups) in keys.chunks_exact(head_dim * G).enumerate() {
         let mut sums = [[s.splat(0.0); G]; R];
-        for ((d, query), next) in queries.iter().enumerate().zip(next.chunks_exact(G)) {
-            prefetch(s, next);
+        for (d, query) in queries.iter().enumerate() {
+            ahead.step(s);
             let mut key = [s.splat(0.0); G];
             for g in 0..G {
                 key[g] = E::load(s, &groups[g * head_dim + d]);
@@ -106,30 +123,32 @@ fn scores_with<S: Simd, E: Element, const R: usize, const G: usize>(
 
 /// `sums[r] += sum over keys of rows[r][key] * values[key]`, for the keys of `from..to`. `sums` is `[rows.len()][stride]`.
 #[inline(always)]
-pub(super) fn weighted_sum<S: Simd, E: Element>(
+pub(super) fn weighted_sum<S: Simd, E: Element, U: Plain>(
     s: S,
     rows: &[Row],
     keys: std::ops::Range<usize>,
-    values: Stream<'_, E>,
+    values: &[E::Bits],
+    ahead: &mut Ahead<'_, U>,
     sums: &mut [f32],
 ) {
     match rows.len() {
         0 => {}
-        1 => weighted_sum_of::<S, E, 1>(s, rows, keys, values, sums),
-        2 => weighted_sum_of::<S, E, 2>(s, rows, keys, values, sums),
-        3 => weighted_sum_of::<S, E, 3>(s, rows, keys, values, sums),
-        4 => weighted_sum_of::<S, E, 4>(s, rows, keys, values, sums),
-        5 => weighted_sum_of::<S, E, 5>(s, rows, keys, values, sums),
-        _ => weighted_sum_of::<S, E, QUERIES>(s, rows, keys, values, sums),
+        1 => weighted_sum_of::<S, E, U, 1>(s, rows, keys, values, ahead, sums),
+        2 => weighted_sum_of::<S, E, U, 2>(s, rows, keys, values, ahead, sums),
+        3 => weighted_sum_of::<S, E, U, 3>(s, rows, keys, values, ahead, sums),
+        4 => weighted_sum_of::<S, E, U, 4>(s, rows, keys, values, ahead, sums),
+        5 => weighted_sum_of::<S, E, U, 5>(s, rows, keys, values, ahead, sums),
+        _ => weighted_sum_of::<S, E, U, QUERIES>(s, rows, keys, values, ahead, sums),
     }
 }
 
 #[inline(always)]
-fn weighted_sum_of<S: Simd, E: Element, const R: usize>(
+fn weighted_sum_of<S: Simd, E: Element, U: Plain, const R: usize>(
     s: S,
     rows: &[Row],
     keys: std::ops::Range<usize>,
-    values: Stream<'_, E>,
+    values: &[E::Bits],
+    ahead: &mut Ahead<'_, U>,
     sums: &mut [f32],
 ) {
     let Some(rows) = rows.as_array::<R>() else { panic!("one row of weights per query vector") };
@@ -137,29 +156,30 @@ fn weighted_sum_of<S: Simd, E: Element, const R: usize>(
     let mut column = 0;
     if S::WIDE {
         while column + 4 <= width {
-            weighted_columns::<S, E, R, 4>(s, rows, keys.clone(), values, sums, column);
+            weighted_columns::<S, E, U, R, 4>(s, rows, keys.clone(), values, ahead, sums, column);
             column += 4;
         }
     }
     while column < width {
-        weighted_columns::<S, E, R, 1>(s, rows, keys.clone(), values, sums, column);
+        weighted_columns::<S, E, U, R, 1>(s, rows, keys.clone(), values, ahead, sums, column);
         column += 1;
     }
 }
 
 /// V vectors of values at a time, from vector `column` of each row.
 #[inline(always)]
-fn weighted_columns<S: Simd, E: Element, const R: usize, const V: usize>(
+fn weighted_columns<S: Simd, E: Element, U: Plain, const R: usize, const V: usize>(
     s: S,
     rows: &[Row; R],
     keys: std::ops::Range<usize>,
-    values: Stream<'_, E>,
+    values: &[E::Bits],
+    ahead: &mut Ahead<'_, U>,
     sums: &mut [f32],
     column: usize,
 ) {
     let sums = sums.as_chunks_mut::<LANES>().0;
     let width = sums.len() / R;
-    let (values, next) = values.vectors();
+    let values: &[[E::Bits; LANES]] = values.as_chunks().0;
     let mut totals = [[s.splat(0.0); V]; R];
     for r in 0..R {
         for v in 0..V {
@@ -167,10 +187,10 @@ fn weighted_columns<S: Simd, E: Element, const R: usize, const V: usize>(
         }
     }
     let keys = keys.start..keys.end.min(BLOCK_SIZE);
-    let (values, next) = (&values[keys.start * width..], &next[keys.start * width..]);
-    for (key, (value, next)) in keys.zip(values.chunks_exact(width).zip(next.chunks_exact(width))) {
-        let (value, next) = (&value[column..column + V], &next[column..column + V]);
-        prefetch(s, next);
+    let values = &values[keys.start * width..];
+    for (key, value) in keys.zip(values.chunks_exact(width)) {
+        let value = &value[column..column + V];
+        ahead.step(s);
         let mut vectors = [s.splat(0.0); V];
         for v in 0..V {
             vectors[v] = E::load(s, &value[v]);

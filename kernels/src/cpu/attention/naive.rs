@@ -1,15 +1,15 @@
 //! The baseline: all scores of a row and head in memory, softmax in three passes, then the weighted sum of values.
 
-use super::super::kv_cache::{Element, Storage};
+use super::super::kv_cache::{F32, Format, Storage};
 use super::super::pool::Pool;
 use super::super::simd::{Kernel, LANES, Simd, run};
 use super::super::vector_math::exp2_from;
-use super::blocks::{Row, Stream, scores, weighted_sum};
+use super::blocks::{Ahead, Row, scores, weighted_sum};
 use super::{Call, WORTH_SHARING, for_each, state, with_thread_scratch};
 use crate::BLOCK_SIZE;
 
 /// One task per row and KV head.
-pub(super) fn naive<E: Element>(call: Call<'_>, pool: &Pool, storage: &Storage<E>) {
+pub(super) fn naive<F: Format>(call: Call<'_>, pool: &Pool, storage: &Storage<F>) {
     let heads = call.params.heads;
     let num_keys: usize = call.step.positions.iter().map(|&position| position as usize + 1).sum();
     let alone = num_keys * heads.q_width() < WORTH_SHARING;
@@ -18,22 +18,24 @@ pub(super) fn naive<E: Element>(call: Call<'_>, pool: &Pool, storage: &Storage<E
         for_each(pool, alone, rows.len() * heads.num_kv_heads, |task| {
             let (row, kv_head) = (rows.start + task / heads.num_kv_heads, task % heads.num_kv_heads);
             let num_blocks = (call.step.positions[row] as usize + 1).div_ceil(BLOCK_SIZE);
-            let len = num_blocks * BLOCK_SIZE + state::len(storage.geometry) + heads.head_dim;
+            let geometry = storage.geometry;
+            let wide = BLOCK_SIZE * geometry.value_stride();
+            let len = num_blocks * BLOCK_SIZE + state::len(geometry) + wide + heads.head_dim;
             with_thread_scratch(len, |scratch| run(call.isa, Naive { call, storage, span, row, kv_head, scratch }));
         });
     }
 }
 
-struct Naive<'a, E: Element> {
+struct Naive<'a, F: Format> {
     call: Call<'a>,
-    storage: &'a Storage<E>,
+    storage: &'a Storage<F>,
     span: usize,
     row: usize,
     kv_head: usize,
     scratch: &'a mut [f32],
 }
 
-impl<E: Element> Kernel for Naive<'_, E> {
+impl<F: Format> Kernel for Naive<'_, F> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Self { call, storage, span, row, kv_head, scratch } = self;
@@ -42,6 +44,7 @@ impl<E: Element> Kernel for Naive<'_, E> {
         let (weights, scratch) = scratch.split_at_mut(blocks.len() * BLOCK_SIZE);
         let weights: &mut [Row] = weights.as_chunks_mut().0;
         let (answer, scratch) = scratch.split_at_mut(state::len(storage.geometry));
+        let (wide, scratch) = scratch.split_at_mut(BLOCK_SIZE * storage.geometry.value_stride());
         let query = &mut scratch[..storage.geometry.head_dim()];
         let scale = call.log2_scale();
         for head in kv_head * call.group()..(kv_head + 1) * call.group() {
@@ -49,16 +52,29 @@ impl<E: Element> Kernel for Naive<'_, E> {
                 *query = x * scale;
             }
             for (&block, weights) in blocks.iter().zip(weights.iter_mut()) {
-                let (keys, _) = storage.piece(call.params.layer, block as usize, kv_head);
-                scores(s, query, Stream::of(keys), std::slice::from_mut(weights));
+                let (keys, _) = storage.keys_and_values(storage.piece(call.params.layer, block as usize, kv_head));
+                let (ahead, weights) = (&mut Ahead::nothing(keys), std::slice::from_mut(weights));
+                if let Some(keys) = F::in_place(keys) {
+                    scores::<S, F::Element, _>(s, query, keys, ahead, weights);
+                } else {
+                    let wide = &mut wide[..BLOCK_SIZE * query.len()];
+                    F::widen_keys(s, keys, wide);
+                    scores::<S, F32, _>(s, query, wide, ahead, weights);
+                }
             }
             softmax(s, weights, num_keys);
             state::clear(answer);
             answer[1] = 1.0; // the weights are divided already
             for (index, (&block, weights)) in blocks.iter().zip(weights.iter()).enumerate() {
-                let (_, values) = storage.piece(call.params.layer, block as usize, kv_head);
+                let (_, values) = storage.keys_and_values(storage.piece(call.params.layer, block as usize, kv_head));
                 let visible = (num_keys - index * BLOCK_SIZE).min(BLOCK_SIZE);
-                weighted_sum(s, std::slice::from_ref(weights), 0..visible, Stream::of(values), &mut answer[LANES..]);
+                let (ahead, weights) = (&mut Ahead::nothing(values), std::slice::from_ref(weights));
+                if let Some(values) = F::in_place(values) {
+                    weighted_sum::<S, F::Element, _>(s, weights, 0..visible, values, ahead, &mut answer[LANES..]);
+                } else {
+                    F::widen_values(s, values, wide);
+                    weighted_sum::<S, F32, _>(s, weights, 0..visible, wide, ahead, &mut answer[LANES..]);
+                }
             }
             // SAFETY: this task alone has this row and the heads of this KV head, and asks for one after the other.
             state::finish(s, answer, unsafe { call.answer(row, head) });

@@ -4,12 +4,16 @@
 //! reference raised to the floor of their maximum, weights `2^(x - reference)`, and the sums of weights and of weighted
 //! values. Keys behind a row's own position are left out of every sum, so what lies there does not matter.
 
-use super::super::kv_cache::{Element, Geometry, Storage};
+use super::super::kv_cache::{Element, F32, Format, Geometry, Storage};
 use super::super::simd::{Kernel, LANES, Simd};
 use super::super::vector_math::exp2_from;
-use super::blocks::{QUERIES, Row, Stream, scores, weighted_sum};
-use super::{Call, Merge, Task, state};
+use super::blocks::{Ahead, QUERIES, Row, scores, weighted_sum};
+use super::plan::{Merge, Task};
+use super::references::Limits;
+use super::{Call, state};
+use crate::memory::Plain;
 use crate::{BLOCK_SIZE, KV_SPLIT};
+use std::sync::atomic::Ordering;
 
 const SPLIT_BLOCKS: usize = KV_SPLIT / BLOCK_SIZE;
 /// Query vectors from which a block is widened to float32 once, not by every group of query vectors again.
@@ -22,34 +26,36 @@ pub(super) fn scratch_len(num_queries: usize, geometry: Geometry) -> usize {
     num_queries * per_query + BLOCK_SIZE * (head_dim + stride)
 }
 
-/// One task.
-pub(super) struct Tile<'a, E: Element> {
+/// One task; FIXED: under references that were chosen beforehand.
+pub(super) struct Tile<'a, F: Format, const FIXED: bool> {
     pub(super) call: Call<'a>,
-    pub(super) storage: &'a Storage<E>,
+    pub(super) storage: &'a Storage<F>,
     pub(super) task: &'a Task,
     pub(super) states: Option<&'a mut [f32]>,
     pub(super) scratch: &'a mut [f32],
 }
 
 /// What a tile knows of itself while it runs; all slices are scratch.
-struct Work<'a> {
+struct Work<'a, const FIXED: bool> {
     head_dim: usize,
     stride: usize,
     group: usize,
     /// Position of the tile's first row.
     first_position: usize,
+    /// What scores may be, relative to a fixed reference, if that is limited.
+    limits: Option<Limits>,
     /// Per [`QUERIES`] query vectors `[head_dim][of them]`.
     queries: &'a [f32],
     rows: &'a mut [Row],
     /// Lane sums of the weights.
     weights: &'a mut [[f32; LANES]],
-    /// References of the running split.
+    /// References of the running split. Not a number: a fixed one that was unfit, and the row has stopped.
     references: &'a mut [f32],
     /// Sums of the running split, `[query vectors][stride]`.
     sums: &'a mut [f32],
 }
 
-impl<E: Element> Kernel for Tile<'_, E> {
+impl<F: Format, const FIXED: bool> Kernel for Tile<'_, F, FIXED> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Self { call, storage, task, states, scratch } = self;
@@ -65,62 +71,74 @@ impl<E: Element> Kernel for Tile<'_, E> {
         let (wide_values, scratch) = scratch.split_at_mut(BLOCK_SIZE * stride);
         let references = &mut scratch[..num_queries];
         pack_queries(&call, task, queries);
+        if FIXED {
+            for (references, row) in references.chunks_exact_mut(group).zip(task.rows.clone()) {
+                references.copy_from_slice(call.references(row, task.kv_head));
+            }
+        }
 
         let first_position = call.step.positions[task.rows.start] as usize;
         let num_blocks = (first_position + task.rows.len()).div_ceil(BLOCK_SIZE).min(task.splits.end * SPLIT_BLOCKS);
         let blocks = &call.blocks(task.span)[..num_blocks];
-        let mut work = Work {
+        let mut work = Work::<FIXED> {
             head_dim,
             stride,
             group,
             first_position,
+            limits: call.limits(task.kv_head),
             queries,
             rows: rows.as_chunks_mut().0,
             weights: weights.as_chunks_mut().0,
             references,
             sums,
         };
+        let answers = states.is_none();
         let merged = states.unwrap_or(merged);
         merged.chunks_exact_mut(state::len(geometry)).for_each(state::clear);
         for split in task.splits.clone() {
-            work.references.fill(f32::NEG_INFINITY);
-            work.sums.fill(0.0);
-            work.weights.fill([0.0; LANES]);
+            work.begin_split();
             let split_blocks = split * SPLIT_BLOCKS..num_blocks.min((split + 1) * SPLIT_BLOCKS);
             for (index, &block) in split_blocks.clone().zip(&blocks[split_blocks]) {
-                let (keys, values) = storage.piece(call.params.layer, block as usize, task.kv_head);
-                if num_queries < WIDEN_FROM {
-                    let next = blocks.get(index + 1).map_or(block, |&next| next);
-                    let (next_keys, next_values) = storage.piece(call.params.layer, next as usize, task.kv_head);
-                    let keys = Stream { block: keys, next: next_keys };
-                    let values = Stream { block: values, next: next_values };
-                    work.block(s, index * BLOCK_SIZE, keys, values);
+                let piece = storage.piece(call.params.layer, block as usize, task.kv_head);
+                let (keys, values) = storage.keys_and_values(piece);
+                let ahead = &mut match blocks.get(index + 1) {
+                    Some(&next) if num_queries < WIDEN_FROM => {
+                        Ahead::of(storage.piece(call.params.layer, next as usize, task.kv_head))
+                    }
+                    _ => Ahead::nothing(piece),
+                };
+                let in_place = (F::in_place(keys), F::in_place(values));
+                if let (Some(keys), Some(values), true) = (in_place.0, in_place.1, num_queries < WIDEN_FROM) {
+                    work.block::<S, F::Element, _>(s, index * BLOCK_SIZE, keys, values, ahead);
                 } else {
-                    widen(s, keys, wide_keys);
-                    widen(s, values, wide_values);
-                    work.block(s, index * BLOCK_SIZE, Stream::of(wide_keys), Stream::of(wide_values));
+                    F::widen_keys(s, keys, wide_keys);
+                    F::widen_values(s, values, wide_values);
+                    work.block::<S, F32, _>(s, index * BLOCK_SIZE, wide_keys, wide_values, ahead);
                 }
             }
-            for (query, merged) in merged.chunks_exact_mut(state::len(geometry)).enumerate() {
+            // One state per split where they are merged elsewhere.
+            let at = if answers { 0 } else { (split - task.splits.start) * num_queries * state::len(geometry) };
+            let merged = merged[at..].chunks_exact_mut(state::len(geometry)).take(num_queries);
+            for (query, merged) in merged.enumerate() {
                 work.merge_into(s, query, merged);
             }
         }
-        if task.states.is_none() {
+        if answers {
             // SAFETY: a task without states is the only one of its rows and KV head.
-            unsafe { answer(s, &call, task.kv_head, task.rows.clone(), merged) };
+            unsafe { answer::<S, FIXED>(s, &call, task.kv_head, task.rows.clone(), merged) };
         }
     }
 }
 
 /// Merges the splits of a tile in index order.
-pub(super) struct MergeTile<'a> {
+pub(super) struct MergeTile<'a, const FIXED: bool> {
     pub(super) call: Call<'a>,
     pub(super) merge: &'a Merge,
     pub(super) states: &'a mut [f32],
     pub(super) geometry: Geometry,
 }
 
-impl Kernel for MergeTile<'_> {
+impl<const FIXED: bool> Kernel for MergeTile<'_, FIXED> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Self { call, merge, states, geometry } = self;
@@ -128,24 +146,37 @@ impl Kernel for MergeTile<'_> {
         let (merged, others) = states.split_at_mut(merge.rows.len() * call.group() * len);
         for split in others.chunks_exact(merged.len()) {
             for (merged, other) in merged.chunks_exact_mut(len).zip(split.chunks_exact(len)) {
-                state::merge(s, merged, other);
+                let (head, o) = other.split_at(LANES);
+                state::merge_parts::<S, FIXED>(s, merged, head[0], head[1], o);
             }
         }
         // SAFETY: there is one merge per rows and KV head, and the tasks that left the states gave no answer.
-        unsafe { answer(s, &call, merge.kv_head, merge.rows.clone(), merged) };
+        unsafe { answer::<S, FIXED>(s, &call, merge.kv_head, merge.rows.clone(), merged) };
     }
 }
 
+/// Answers of the query vectors whose reference was fit; the others are noted. Where rows are computed again, only theirs.
+///
 /// # Safety
 /// Only one task answers for these rows and this KV head.
 #[inline(always)]
-unsafe fn answer<S: Simd>(s: S, call: &Call<'_>, kv_head: usize, rows: std::ops::Range<usize>, states: &[f32]) {
+unsafe fn answer<S: Simd, const FIXED: bool>(
+    s: S,
+    call: &Call<'_>,
+    kv_head: usize,
+    rows: std::ops::Range<usize>,
+    states: &[f32],
+) {
     let group = call.group();
     let state_len = states.len() / (rows.len() * group);
     for (query, state) in states.chunks_exact(state_len).enumerate() {
-        // SAFETY: each row and head once; the caller's promise keeps others away.
-        let out = unsafe { call.answer(rows.start + query / group, kv_head * group + query % group) };
-        state::finish(s, state, out);
+        let (row, head) = (rows.start + query / group, kv_head * group + query % group);
+        if FIXED && !state::is_valid(s, state, call.step.positions[row] as usize + 1) {
+            call.unfit(row, head).store(true, Ordering::Relaxed);
+        } else if FIXED || call.wants(row, head) {
+            // SAFETY: each row and head once; the caller's promise keeps others away.
+            state::finish(s, state, unsafe { call.answer(row, head) });
+        }
     }
 }
 
@@ -169,15 +200,16 @@ fn pack_queries(call: &Call<'_>, task: &Task, packed: &mut [f32]) {
     }
 }
 
-/// Converts elements to float32.
-#[inline(always)]
-fn widen<S: Simd, E: Element>(s: S, from: &[E], to: &mut [f32]) {
-    for (from, to) in from.as_chunks::<LANES>().0.iter().zip(to.as_chunks_mut::<LANES>().0) {
-        s.store(E::load(s, from), to);
+impl<const FIXED: bool> Work<'_, FIXED> {
+    #[inline(always)]
+    fn begin_split(&mut self) {
+        if !FIXED {
+            self.references.fill(f32::NEG_INFINITY);
+        }
+        self.sums.fill(0.0);
+        self.weights.fill([0.0; LANES]);
     }
-}
 
-impl Work<'_> {
     /// Keys of the block from `first_key` on that a query vector sees.
     #[inline(always)]
     fn visible(&self, query: usize, first_key: usize) -> usize {
@@ -186,64 +218,112 @@ impl Work<'_> {
 
     /// Takes in one block of keys.
     #[inline(always)]
-    fn block<S: Simd, E: Element>(&mut self, s: S, first_key: usize, keys: Stream<'_, E>, values: Stream<'_, E>) {
+    fn block<S: Simd, E: Element, U: Plain>(
+        &mut self,
+        s: S,
+        first_key: usize,
+        keys: &[E::Bits],
+        values: &[E::Bits],
+        ahead: &mut Ahead<'_, U>,
+    ) {
         let num_queries = self.rows.len();
         for first in (0..num_queries).step_by(QUERIES) {
             let last = num_queries.min(first + QUERIES);
-            if self.visible(last - 1, first_key) == 0 {
+            if self.visible(last - 1, first_key) == 0 || self.all_stopped(first..last) {
                 continue;
             }
             let queries = &self.queries[first * self.head_dim..last * self.head_dim];
-            scores(s, queries, keys, &mut self.rows[first..last]);
+            scores::<S, E, U>(s, queries, keys, ahead, &mut self.rows[first..last]);
             for query in first..last {
                 let visible = self.visible(query, first_key);
-                if visible > 0 {
+                if visible > 0 && self.fits(s, query, visible) {
                     self.exponentials(s, query, visible);
                 }
             }
             // What all of them see, then what each sees beyond that.
             let common = self.visible(first, first_key);
             let sums = &mut self.sums[first * self.stride..last * self.stride];
-            weighted_sum(s, &self.rows[first..last], 0..common, values, sums);
+            weighted_sum::<S, E, U>(s, &self.rows[first..last], 0..common, values, ahead, sums);
             for query in first..last {
                 let visible = self.visible(query, first_key);
                 if visible > common {
                     let sums = &mut self.sums[query * self.stride..][..self.stride];
-                    weighted_sum(s, &self.rows[query..=query], common..visible, values, sums);
+                    weighted_sum::<S, E, U>(s, &self.rows[query..=query], common..visible, values, ahead, sums);
                 }
             }
         }
     }
 
-    /// Turns the scores of the first `visible` keys into weights, after raising the reference and rescaling the sums.
     #[inline(always)]
-    fn exponentials<S: Simd>(&mut self, s: S, query: usize, visible: usize) {
-        let row = self.rows[query].as_chunks_mut::<LANES>().0;
+    fn all_stopped(&self, queries: std::ops::Range<usize>) -> bool {
+        FIXED && self.limits.is_some() && self.references[queries].iter().all(|reference| reference.is_nan())
+    }
+
+    /// Makes the reference fit the scores of the first `visible` keys, or, where it is fixed, says whether it does; a row
+    /// that leaves its limits stops.
+    #[inline(always)]
+    fn fits<S: Simd>(&mut self, s: S, query: usize, visible: usize) -> bool {
+        if !FIXED {
+            self.raise_reference(s, query, visible);
+            return true;
+        }
+        let Some(limits) = self.limits else { return true };
+        let reference = self.references[query];
+        if reference.is_nan() {
+            return false;
+        }
+        let (infinity, mut outside) = (s.splat(f32::INFINITY), false);
+        for (group, x) in self.rows[query].as_chunks::<LANES>().0.iter().enumerate() {
+            let visible = visible.saturating_sub(group * LANES);
+            let above = s.sub(s.load(x), s.splat(reference));
+            outside |= s.any_at_least(s.first_lanes(visible, above, s.splat(f32::NEG_INFINITY)), s.splat(limits.above));
+            if let Some(below) = limits.below {
+                outside |= s.any_at_least(s.splat(below), s.first_lanes(visible, above, infinity));
+            }
+        }
+        if outside {
+            self.references[query] = f32::NAN;
+            self.weights[query] = [f32::NAN; LANES];
+        }
+        !outside
+    }
+
+    /// Raises the reference to the floor of the largest score, and rescales the sums.
+    #[inline(always)]
+    fn raise_reference<S: Simd>(&mut self, s: S, query: usize, visible: usize) {
         let lowest = s.splat(f32::NEG_INFINITY);
         let mut largest = lowest;
-        let mut x = [lowest; BLOCK_SIZE / LANES];
-        for (group, x) in x.iter_mut().enumerate() {
-            *x = s.first_lanes(visible.saturating_sub(group * LANES), s.load(&row[group]), lowest);
-            largest = s.max(*x, largest);
+        for (group, x) in self.rows[query].as_chunks::<LANES>().0.iter().enumerate() {
+            let x = s.load(x);
+            let x =
+                if visible == BLOCK_SIZE { x } else { s.first_lanes(visible.saturating_sub(group * LANES), x, lowest) };
+            largest = s.max(x, largest);
         }
-        let old = self.references[query];
-        let floor = s.largest(s.floor(largest));
-        let reference = if floor > old { floor } else { old };
-        let scale = s.power_of_two(s.splat(old - reference));
-        let mut total = s.mul(s.load(&self.weights[query]), scale);
-        for (group, x) in x.into_iter().enumerate() {
-            let p = exp2_from(s, x, s.splat(reference));
-            let p = s.first_lanes(visible.saturating_sub(group * LANES), p, s.splat(0.0));
-            total = s.add(total, p);
-            s.store(p, &mut row[group]);
-        }
-        s.store(total, &mut self.weights[query]);
-        if reference > old {
-            self.references[query] = reference;
+        let (old, floor) = (self.references[query], s.largest(s.floor(largest)));
+        if floor > old {
+            let scale = s.power_of_two(s.splat(old - floor));
+            self.references[query] = floor;
+            s.store(s.mul(s.load(&self.weights[query]), scale), &mut self.weights[query]);
             for sum in self.sums[query * self.stride..][..self.stride].as_chunks_mut::<LANES>().0 {
                 s.store(s.mul(s.load(sum), scale), sum);
             }
         }
+    }
+
+    /// Turns the scores of the first `visible` keys into weights.
+    #[inline(always)]
+    fn exponentials<S: Simd>(&mut self, s: S, query: usize, visible: usize) {
+        let reference = s.splat(self.references[query]);
+        let mut total = s.load(&self.weights[query]);
+        for (group, x) in self.rows[query].as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+            let mut p = exp2_from(s, s.load(x), reference);
+            if visible < BLOCK_SIZE {
+                p = s.first_lanes(visible.saturating_sub(group * LANES), p, s.splat(0.0));
+            }
+            total = s.add(total, p);
+            s.store(p, x);
+        }
+        s.store(total, &mut self.weights[query]);
     }
 
     /// Merges the running split's state of a query vector into another.
@@ -251,6 +331,6 @@ impl Work<'_> {
     fn merge_into<S: Simd>(&self, s: S, query: usize, merged: &mut [f32]) {
         let total = s.sum(s.load(&self.weights[query]));
         let sums = &self.sums[query * self.stride..][..self.stride];
-        state::merge_parts(s, merged, self.references[query], total, sums);
+        state::merge_parts::<S, FIXED>(s, merged, self.references[query], total, sums);
     }
 }

@@ -66,6 +66,43 @@ impl Simd for Avx2 {
         });
     }
     #[inline(always)]
+    fn load_bf16(self, from: &[u16; LANES]) -> Pair {
+        avx2!({
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.as_ptr().cast()));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.as_ptr().add(8).cast()));
+            let widened = |bits| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits));
+            Pair(widened(low), widened(high))
+        })
+    }
+    #[inline(always)]
+    fn store_bf16(self, x: Pair, to: &mut [u16; LANES]) {
+        let narrowed = |x: __m256| {
+            avx2!({
+                let bits = _mm256_castps_si256(x);
+                // Half a unit less one, and one more where the last kept bit is odd: to nearest, ties to even.
+                let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+                let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+                let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x40_0000));
+                let not_a_number = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
+                _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, not_a_number))
+            })
+        };
+        let (low, high) = (narrowed(x.0), narrowed(x.1));
+        avx2!({
+            // Packing goes by halves of a register: quarters 0, 2, 1, 3.
+            let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high));
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), packed);
+        });
+    }
+    #[inline(always)]
+    fn load_i8(self, from: &[u8; LANES]) -> Pair {
+        avx2!({
+            let bytes = _mm_loadu_si128(from.as_ptr().cast());
+            let widened = |bytes| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+            Pair(widened(bytes), widened(_mm_srli_si128::<8>(bytes)))
+        })
+    }
+    #[inline(always)]
     fn add(self, a: Pair, b: Pair) -> Pair {
         avx2!(Pair(_mm256_add_ps(a.0, b.0), _mm256_add_ps(a.1, b.1)))
     }
@@ -116,6 +153,11 @@ impl Simd for Avx2 {
         })
     }
     #[inline(always)]
+    fn any_at_least(self, a: Pair, b: Pair) -> bool {
+        let at_least = |a, b| avx2!(_mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GE_OQ>(a, b)));
+        at_least(a.0, b.0) | at_least(a.1, b.1) != 0
+    }
+    #[inline(always)]
     fn sum(self, x: Pair) -> f32 {
         avx2!({
             let eight = _mm256_add_ps(x.0, x.1);
@@ -134,7 +176,8 @@ impl Simd for Avx2 {
         })
     }
     #[inline(always)]
-    fn prefetch<T>(self, element: &T) {
-        avx2!(_mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(element).cast()));
+    fn prefetch<T>(self, slice: &[T], byte: usize) {
+        // A prefetch reads nothing, and no address makes it fault.
+        avx2!(_mm_prefetch::<_MM_HINT_T0>(slice.as_ptr().cast::<i8>().wrapping_add(byte)));
     }
 }

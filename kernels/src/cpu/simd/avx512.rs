@@ -53,6 +53,28 @@ impl Simd for Avx512 {
         ));
     }
     #[inline(always)]
+    fn load_bf16(self, from: &[u16; LANES]) -> __m512 {
+        avx512!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(
+            from.as_ptr().cast()
+        )))))
+    }
+    #[inline(always)]
+    fn store_bf16(self, x: __m512, to: &mut [u16; LANES]) {
+        avx512!({
+            let bits = _mm512_castps_si512(x);
+            // Half a unit less one, and one more where the last kept bit is odd: to nearest, ties to even.
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+            let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x40_0000));
+            let kept = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x), quiet);
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(kept)));
+        });
+    }
+    #[inline(always)]
+    fn load_i8(self, from: &[u8; LANES]) -> __m512 {
+        avx512!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast()))))
+    }
+    #[inline(always)]
     fn add(self, a: __m512, b: __m512) -> __m512 {
         avx512!(_mm512_add_ps(a, b))
     }
@@ -95,6 +117,10 @@ impl Simd for Avx512 {
         avx512!(_mm512_mask_blend_ps(mask, b, a))
     }
     #[inline(always)]
+    fn any_at_least(self, a: __m512, b: __m512) -> bool {
+        avx512!(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(a, b)) != 0
+    }
+    #[inline(always)]
     fn sum(self, x: __m512) -> f32 {
         avx512!({
             let high = _mm512_extractf32x8_ps::<1>(x);
@@ -115,7 +141,8 @@ impl Simd for Avx512 {
         })
     }
     #[inline(always)]
-    fn prefetch<T>(self, element: &T) {
-        avx512!(_mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(element).cast()));
+    fn prefetch<T>(self, slice: &[T], byte: usize) {
+        // A prefetch reads nothing, and no address makes it fault.
+        avx512!(_mm_prefetch::<_MM_HINT_T0>(slice.as_ptr().cast::<i8>().wrapping_add(byte)));
     }
 }

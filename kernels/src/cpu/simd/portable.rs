@@ -1,7 +1,7 @@
 //! Sixteen lanes in plain Rust: what the vector instructions are held to, and what runs where there are none.
 
 use super::{LANES, Simd};
-use half::f16;
+use half::{bf16, f16};
 
 /// Plain Rust.
 #[derive(Clone, Copy)]
@@ -80,6 +80,18 @@ impl Simd for Portable {
         *to = x.0.map(|x| f16::from_f32(x).to_bits());
     }
     #[inline(always)]
+    fn load_bf16(self, from: &[u16; LANES]) -> Lanes {
+        Lanes(from.map(|bits| bf16::from_bits(bits).to_f32()))
+    }
+    #[inline(always)]
+    fn store_bf16(self, x: Lanes, to: &mut [u16; LANES]) {
+        *to = x.0.map(|x| bf16::from_f32(x).to_bits());
+    }
+    #[inline(always)]
+    fn load_i8(self, from: &[u8; LANES]) -> Lanes {
+        Lanes(from.map(|byte| f32::from(byte as i8)))
+    }
+    #[inline(always)]
     fn add(self, a: Lanes, b: Lanes) -> Lanes {
         a.map2(b, |a, b| a + b)
     }
@@ -126,6 +138,10 @@ impl Simd for Portable {
         Lanes(out)
     }
     #[inline(always)]
+    fn any_at_least(self, a: Lanes, b: Lanes) -> bool {
+        a.0.iter().zip(&b.0).any(|(a, b)| a >= b)
+    }
+    #[inline(always)]
     fn sum(self, x: Lanes) -> f32 {
         x.tree(|a, b| a + b)
     }
@@ -134,7 +150,7 @@ impl Simd for Portable {
         x.tree(|a, b| if a > b { a } else { b })
     }
     #[inline(always)]
-    fn prefetch<T>(self, _element: &T) {}
+    fn prefetch<T>(self, _slice: &[T], _byte: usize) {}
 }
 
 #[cfg(test)]
