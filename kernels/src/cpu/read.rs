@@ -42,7 +42,7 @@ impl<const STREAMS: usize> Kernel for Read<'_, STREAMS> {
         let mut sums = [s.splat(0.0); 4];
         for at in 0..len {
             for (index, stream) in streams.iter().enumerate() {
-                s.prefetch(&stream[(at + AHEAD).min(len - 1)]);
+                s.prefetch(stream, (at + AHEAD) * size_of::<[f32; LANES]>());
                 sums[index % 4] = s.add(sums[index % 4], s.load(&stream[at]));
             }
         }

@@ -2,7 +2,7 @@
 
 use super::Llama;
 use crate::{Error, LogitRows, SequenceSlice};
-use taper_kernels::{AttentionParams, Backend, MatrixData, WeightType};
+use taper_kernels::{AttentionParams, Backend, MatrixData, Softmax, WeightType};
 
 /// Distinct rows of keys and values; positions still differ, because keys are turned by theirs.
 const DISTINCT: usize = 256;
@@ -31,7 +31,13 @@ impl<B: Backend> Llama<B> {
             for layer in 0..config.num_layers {
                 let picked: Vec<u32> = (0..rows).map(|row| ((start + row + 17 * layer) % DISTINCT) as u32).collect();
                 backend.embed(&table, &picked, &mut ws.qkv);
-                let params = AttentionParams { layer, heads: config.heads, scale: 1.0, scheme: self.attention };
+                let params = AttentionParams {
+                    layer,
+                    heads: config.heads,
+                    scale: 1.0,
+                    scheme: self.attention,
+                    softmax: Softmax::Online,
+                };
                 backend.rope_kv_store(&batch.tables, &config.rope, &ws.angles, params, &mut ws.qkv, cache);
             }
         }

@@ -3,7 +3,7 @@
 //! Bounded: a score in log2 units is at most `B = |q| max|k| scale log2(e)` in magnitude, so with `phi = floor(B) - 100` no
 //! weight is above `2^101`. Where B is 100 or less none is below `2^-100` either, and a row is computed again only if its
 //! weighted values overflow, which those below `2^26 / num_keys` cannot. Calibrated: phi is given, and a score that is not
-//! below phi + b stops its row. A row that ends outside `2^-100 num_keys <= l < inf`, or with an o that is not finite, is
+//! below phi + b stops its row. A row that ends outside `2^-100 num_keys <= l < 2^126`, or with an o that is not finite, is
 //! computed again under running references, alone.
 //!
 //! **Bits.** `o / l` has the bits that running references give as long as no rounding is lost at either end of the exponent.

@@ -52,8 +52,8 @@ pub(super) fn merge_parts<S: Simd, const FIXED: bool>(
     }
 }
 
-/// Whether a state under a fixed reference holds the softmax of that many keys: `2^-100 num_keys <= l < inf`, so that the
-/// weights lost below `2^-126` of the reference are less than `2^-26` of l, and o is finite.
+/// Whether a state under a fixed reference holds the softmax of that many keys: `2^-100 num_keys <= l < 2^126`, so that the
+/// weights lost below `2^-126` of the reference are less than `2^-26` of l and none was clamped at `2^127`; and o is finite.
 #[inline(always)]
 pub(super) fn is_valid<S: Simd>(s: S, state: &[f32], num_keys: usize) -> bool {
     let (head, o) = state.split_at(LANES);
@@ -64,7 +64,7 @@ pub(super) fn is_valid<S: Simd>(s: S, state: &[f32], num_keys: usize) -> bool {
         differences = s.add(differences, s.sub(o, o));
     }
     let lowest = num_keys as f32 * (-100.0_f32).exp2();
-    lowest <= head[1] && head[1] < f32::INFINITY && s.sum(differences) == 0.0
+    lowest <= head[1] && head[1] < 126.0_f32.exp2() && s.sum(differences) == 0.0
 }
 
 /// The answer `o / l`.
