@@ -249,3 +249,14 @@ fn a_shape_that_is_none_is_refused_with_an_example() {
         assert!(!output.status.success() && error.contains("Q4_0 2048x8192"), "{error}");
     }
 }
+
+#[test]
+fn selftest_checks_every_kernel_and_names_them_when_asked() {
+    let output = taper(&folder(), &["selftest", "--threads", "2"]);
+    assert!(stdout(&output).lines().all(|line| line.ends_with("checks, all passed")), "{}", stdout(&output));
+    let output = taper(&folder(), &["selftest", "--isa", "portable", "--all"]);
+    let text = stdout(&output);
+    for part in ["linear Q4_1, 1 rows", "linear Q6_K, 50 rows", "attention bounded, F16 keys", "silu_mul"] {
+        assert!(text.contains(part), "{part} in\n{text}");
+    }
+}

@@ -5,6 +5,7 @@ mod backend;
 pub mod cpu;
 mod memory;
 pub mod reference;
+pub mod selftest;
 pub mod softmax;
 mod weight_type;
 

@@ -2,10 +2,12 @@
 
 mod bench;
 mod doctor;
+mod selftest;
 mod tune;
 
 pub(crate) use bench::*;
 pub(crate) use doctor::DoctorArgs;
+pub(crate) use selftest::{Device, SelftestArgs};
 pub(crate) use tune::TuneArgs;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -39,6 +41,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Say what this machine has and what is made of it.
     Doctor(DoctorArgs),
+    /// Check that the kernels compute what they should on this machine.
+    Selftest(SelftestArgs),
     /// Find the fastest implementation of each matrix product on this machine.
     Tune(TuneArgs),
     /// Measure how well a model predicts a text, in llama-perplexity's way.

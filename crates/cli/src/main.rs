@@ -24,6 +24,7 @@ fn main() -> ExitCode {
         Command::Run(args) => commands::run::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),
+        Command::Selftest(args) => commands::selftest::run(&args),
         Command::Tune(args) => commands::tune::run(&args),
         Command::Perplexity(args) => commands::perplexity::run(&args),
         Command::Pull(args) => commands::pull::run(&args),

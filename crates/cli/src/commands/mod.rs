@@ -7,5 +7,6 @@ pub(crate) mod list;
 pub(crate) mod perplexity;
 pub(crate) mod pull;
 pub(crate) mod run;
+pub(crate) mod selftest;
 pub(crate) mod serve;
 pub(crate) mod tune;

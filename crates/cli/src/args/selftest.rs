@@ -1,0 +1,29 @@
+//! `taper selftest` on the command line.
+
+use super::bench::ComputeArgs;
+use clap::{Args, ValueEnum};
+
+/// `taper selftest`
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Every operation gets seeded random operands and is held against plain loops, for each weight type, KV type and softmax, and for each instruction set of this machine unless --isa names one. The exit status is not zero when a check fails."
+)]
+pub(crate) struct SelftestArgs {
+    #[command(flatten)]
+    pub(crate) compute: ComputeArgs,
+
+    /// What is tested.
+    #[arg(long, value_enum, default_value_t = Device::Cpu)]
+    pub(crate) device: Device,
+
+    /// Print every check, not only those that fail.
+    #[arg(long)]
+    pub(crate) all: bool,
+}
+
+/// A device that kernels are written for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Device {
+    /// The processor.
+    Cpu,
+}
