@@ -152,6 +152,7 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     fn advance(&mut self, tensors: &[TensorView<'_>]) {
         self.done += tensors.iter().map(|tensor| tensor.bytes.len()).sum::<usize>();
+        tensors.iter().for_each(|tensor| self.checkpoint.release(tensor));
         (self.progress)(LoadProgress { done: self.done, total: self.total });
     }
 }

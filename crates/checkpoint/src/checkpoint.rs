@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use candle_core::quantized::GgmlDType;
 use candle_core::quantized::gguf_file::Content;
 use memmap2::Mmap;
+#[cfg(unix)]
+use memmap2::UncheckedAdvice;
 
 use crate::error::quoted;
 use crate::looks_like::looks_like;
@@ -122,6 +124,15 @@ impl Checkpoint {
         self.index.get(name).map(|&at| self.view(&self.tensors[at]))
     }
 
+    /// Gives back the memory that holds a tensor's part of the file, after it was copied to where it is used: until then file
+    /// and copy count twice. The bytes stay what they are; who reads them again waits for the system to fetch them.
+    pub fn release(&self, tensor: &TensorView<'_>) {
+        if let Bytes::Mapped(map) = &self.bytes {
+            let start = tensor.bytes.as_ptr().addr() - map.as_ptr().addr();
+            forget_pages(map, start, tensor.bytes.len());
+        }
+    }
+
     fn view<'a>(&'a self, tensor: &'a Tensor) -> TensorView<'a> {
         let bytes = &self.bytes.as_slice()[tensor.range.clone()];
         TensorView { name: &tensor.name, dtype: tensor.dtype, shape: tensor.shape.clone(), bytes }
@@ -154,6 +165,22 @@ fn map(file: &File) -> std::io::Result<Mmap> {
     // when whole, never changed in place; `Checkpoint`'s documentation passes the obligation on to whoever edits one.
     unsafe { Mmap::map(file) }
 }
+
+/// Drops whole pages of `len` bytes from `start` out of this process; whatever goes wrong only costs memory.
+#[cfg(unix)]
+#[allow(unsafe_code)]
+fn forget_pages(map: &Mmap, start: usize, len: usize) {
+    /// At least as large as a page of every supported system.
+    const PAGE: usize = 64 * 1024;
+    let (first, end) = (start.next_multiple_of(PAGE), (start + len) / PAGE * PAGE);
+    if first < end {
+        // SAFETY: the mapping is of a file and read-only, so a dropped page comes back from the file as it was.
+        let _ = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, first, end - first) };
+    }
+}
+
+#[cfg(not(unix))]
+fn forget_pages(_: &Mmap, _: usize, _: usize) {}
 
 fn supported(dtype: GgmlDType) -> Option<DType> {
     Some(match dtype {

@@ -138,3 +138,18 @@ fn a_model_on_disk_is_mapped_and_shared_between_threads() {
     let data: usize = checkpoint.tensors().map(|tensor| tensor.bytes.len()).sum();
     assert!(data < file.len() && data > file.len() * 3 / 4);
 }
+
+#[test]
+fn a_tensor_whose_memory_was_given_back_is_read_again_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let bytes: Vec<u8> = (0..300_000_u32).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    std::fs::write(&path, GgufBuilder::new(3).tensor("a", &[300_000], 0, bytes.clone()).build()).unwrap();
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let tensor = checkpoint.tensor("a").unwrap();
+    for _ in 0..2 {
+        assert!(tensor.bytes == bytes);
+        checkpoint.release(&tensor);
+    }
+    assert!(tensor.bytes == bytes);
+}
