@@ -111,7 +111,12 @@ impl Calibration {
         for chunk in tokens.chunks(context_len) {
             for start in (0..chunk.len()).step_by(model.max_rows()) {
                 let tokens = &chunk[start..chunk.len().min(start + model.max_rows())];
-                model.forward(&[SequenceSlice { tokens, start, block_table: &block_table, logits: LogitRows::None }])?;
+                model.forward(&[SequenceSlice {
+                    tokens,
+                    start,
+                    block_table: &block_table,
+                    logits: LogitRows::None,
+                }])?;
                 done += tokens.len();
                 progress(done);
             }

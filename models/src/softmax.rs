@@ -47,7 +47,9 @@ impl ModelSoftmax {
         if layers.len() == num_layers && layers.iter().flatten().all(|ranges| ranges.len() == num_kv_heads) {
             return Ok(());
         }
-        Err(Error::BadOption(format!("the calibration is not of a model with {num_layers} layers of {num_kv_heads} KV heads")))
+        Err(Error::BadOption(format!(
+            "the calibration is not of a model with {num_layers} layers of {num_kv_heads} KV heads"
+        )))
     }
 }
 

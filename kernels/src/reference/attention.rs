@@ -93,7 +93,13 @@ pub(super) fn visible_slots(step: &StepTables, span: &SequenceSpan, row: usize) 
 }
 
 /// `scale * q.k` of every slot.
-pub(super) fn scores(q: &[f32], kv_head: usize, slots: &[usize], params: AttentionParams<'_>, cache: &KvCache) -> Vec<f32> {
+pub(super) fn scores(
+    q: &[f32],
+    kv_head: usize,
+    slots: &[usize],
+    params: AttentionParams<'_>,
+    cache: &KvCache,
+) -> Vec<f32> {
     slots.iter().map(|&slot| dot(q, cache.key(params.layer, slot, kv_head)) * params.scale).collect()
 }
 

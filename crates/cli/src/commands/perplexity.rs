@@ -22,7 +22,12 @@ const STEP_ROWS: usize = 256;
 /// More than anyone scores; a device that never ends should not fill the memory.
 const MAX_TEXT_BYTES: u64 = 1 << 30;
 
-fn read_text(path: &Path, max_bytes: u64) -> Result<String> {
+/// All of a text file.
+pub(crate) fn read_text(path: &Path) -> Result<String> {
+    read_at_most(path, MAX_TEXT_BYTES)
+}
+
+fn read_at_most(path: &Path, max_bytes: u64) -> Result<String> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(max_bytes + 1).read_to_end(&mut bytes));
     read.with_context(|| format!("cannot read {}", path.display()))?;
@@ -33,7 +38,7 @@ fn read_text(path: &Path, max_bytes: u64) -> Result<String> {
 }
 
 pub(crate) fn run(args: &PerplexityArgs) -> Result<()> {
-    let text = read_text(&args.file, MAX_TEXT_BYTES)?;
+    let text = read_text(&args.file)?;
     let progress = Bars::new();
     let resolved = load::resolve(&args.model.model, &progress)?;
     let checkpoint = load::open(&resolved.path)?;
@@ -156,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_text_without_end_is_refused() {
-        let refused = read_text(Path::new("/dev/zero"), 1000).map_err(|error| error.to_string());
+        let refused = read_at_most(Path::new("/dev/zero"), 1000).map_err(|error| error.to_string());
         assert_eq!(refused, Err("/dev/zero is longer than 1000 bytes".to_owned()));
     }
 
