@@ -70,7 +70,7 @@ fn folder() -> Result<PathBuf> {
 
 /// Of a file's content, in hexadecimal.
 fn sha256(path: &Path) -> Result<String> {
-    let hash = || {
+    let hash = || -> std::io::Result<String> {
         let (mut file, mut sha256, mut piece) = (File::open(path)?, Sha256::new(), vec![0; 1 << 20]);
         loop {
             match file.read(&mut piece)? {
@@ -79,7 +79,7 @@ fn sha256(path: &Path) -> Result<String> {
             }
         }
     };
-    hash().map_err(|error: std::io::Error| error).with_context(|| format!("cannot read {}", path.display()))
+    hash().with_context(|| format!("cannot read {}", path.display()))
 }
 
 /// The calibration of a model, if there is one. Where nothing was ever calibrated the model need not be read.

@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 use taper_kernels::{BLOCK_SIZE, Backend};
-use taper_models::{Llama, LoadOptions, LogitRows, SequenceSlice};
+use taper_models::{AttendedRows, Llama, LoadOptions, LogitRows, SequenceSlice};
 use taper_text::EncodeOptions;
 
 /// Rows of one step; those that are scored have a vocabulary of floats each.
@@ -65,12 +65,15 @@ pub(crate) fn run(args: &PerplexityArgs) -> Result<()> {
     };
     let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
     let task = Score { tokens: &tokens, chunks, ctx, bos };
-    let losses = load::with_model(&args.model, &checkpoint, options, &progress, task)?;
+    let Scored { losses, softmax, attended } = load::with_model(&args.model, &checkpoint, options, &progress, task)?;
 
     let (perplexity, error) = losses.perplexity();
     if args.json {
         let json = json!({
             "perplexity": perplexity, "stderr": error, "chunks": chunks, "ctx": ctx, "scored_tokens": losses.count,
+            "softmax": softmax,
+            "attended_rows": attended.iter().map(|layer| layer.computed).collect::<Vec<_>>(),
+            "recomputed_rows": attended.iter().map(|layer| layer.recomputed).collect::<Vec<_>>(),
         });
         output::line(&json.to_string())?;
     } else {
@@ -104,6 +107,15 @@ impl Losses {
     }
 }
 
+/// What scoring gives.
+struct Scored {
+    losses: Losses,
+    /// Name of the softmax that ran.
+    softmax: &'static str,
+    /// What attention computed, per layer.
+    attended: Vec<AttendedRows>,
+}
+
 struct Score<'a> {
     tokens: &'a [u32],
     chunks: usize,
@@ -112,9 +124,9 @@ struct Score<'a> {
 }
 
 impl ModelTask for Score<'_> {
-    type Output = Losses;
+    type Output = Scored;
 
-    fn run<B: Backend>(self, mut model: Llama<B>) -> Result<Losses> {
+    fn run<B: Backend>(self, mut model: Llama<B>) -> Result<Scored> {
         let mut losses = Losses::default();
         let block_table: Vec<u32> = (0..self.ctx.div_ceil(BLOCK_SIZE) as u32).collect();
         for (index, chunk) in self.tokens.chunks_exact(self.ctx).take(self.chunks).enumerate() {
@@ -124,7 +136,7 @@ impl ModelTask for Score<'_> {
             let so_far = (losses.sum / losses.count as f64).exp();
             output::status(&format!("[{}/{}] {so_far:.4}", index + 1, self.chunks));
         }
-        Ok(losses)
+        Ok(Scored { losses, softmax: model.softmax().name(), attended: model.attended().to_vec() })
     }
 }
 
