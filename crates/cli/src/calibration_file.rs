@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use taper_hub::Hub;
+use taper_hub::{Hub, ResolvedModel};
 use taper_kernels::Backend;
 use taper_models::{Calibration, Llama, ModelSoftmax};
 
@@ -21,6 +21,8 @@ pub(crate) struct CalibrationFile {
     version: u32,
     /// For readers: files of equal content are one model, whatever their name.
     pub(crate) model: String,
+    /// Of the model's file, in hexadecimal; the name of this file as well.
+    model_sha256: String,
     pub(crate) text: String,
     pub(crate) tokens: usize,
     pub(crate) context: usize,
@@ -28,17 +30,24 @@ pub(crate) struct CalibrationFile {
 }
 
 impl CalibrationFile {
-    pub(crate) fn new(model: String, text: String, (tokens, context): (usize, usize), layers: Calibration) -> Self {
-        CalibrationFile { version: VERSION, model, text, tokens, context, layers }
+    /// What was found for a model on so many tokens of a text, in chunks of `context`. Reads all of the model's file.
+    pub(crate) fn new(
+        model: &ResolvedModel,
+        text: String,
+        (tokens, context): (usize, usize),
+        layers: Calibration,
+    ) -> Result<Self> {
+        let model_sha256 = sha256(&model.path)?;
+        Ok(CalibrationFile { version: VERSION, model: model.id.clone(), model_sha256, text, tokens, context, layers })
     }
 
-    /// Where the file of a model is. Reads all of the model.
-    pub(crate) fn path(model: &Path) -> Result<PathBuf> {
-        Ok(folder()?.join(format!("{}.json", sha256(model)?)))
+    /// Where it belongs.
+    pub(crate) fn path(&self) -> Result<PathBuf> {
+        path(&self.model_sha256)
     }
 
     /// The file, if there is one.
-    fn read(path: &Path) -> Result<Option<CalibrationFile>> {
+    fn read(path: &Path, model_sha256: &str) -> Result<Option<CalibrationFile>> {
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -48,6 +57,9 @@ impl CalibrationFile {
             .with_context(|| format!("{} is not what `taper calibrate` writes", path.display()))?;
         if file.version != VERSION {
             bail!("{} is of version {}, and this build reads {VERSION}", path.display(), file.version);
+        }
+        if file.model_sha256 != model_sha256 {
+            bail!("{} is a calibration of another model, {}", path.display(), file.model);
         }
         Ok(Some(file))
     }
@@ -68,6 +80,10 @@ fn folder() -> Result<PathBuf> {
     Ok(Hub::from_env()?.config().taper_cache.join("calibration"))
 }
 
+fn path(model_sha256: &str) -> Result<PathBuf> {
+    Ok(folder()?.join(format!("{model_sha256}.json")))
+}
+
 /// Of a file's content, in hexadecimal.
 fn sha256(path: &Path) -> Result<String> {
     let hash = || -> std::io::Result<String> {
@@ -85,7 +101,11 @@ fn sha256(path: &Path) -> Result<String> {
 /// The calibration of a model, if there is one. Where nothing was ever calibrated the model need not be read.
 fn find(model: &Path) -> Result<Option<CalibrationFile>> {
     let is_empty = fs::read_dir(folder()?).map_or(true, |mut entries| entries.next().is_none());
-    if is_empty { Ok(None) } else { CalibrationFile::read(&CalibrationFile::path(model)?) }
+    if is_empty {
+        return Ok(None);
+    }
+    let model_sha256 = sha256(model)?;
+    CalibrationFile::read(&path(&model_sha256)?, &model_sha256)
 }
 
 /// Gives a model the softmax that was asked for, and says which in the log. A calibration that cannot be used is a warning.
@@ -136,14 +156,25 @@ mod tests {
     fn what_was_written_is_read_again_and_anything_else_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep").join("model.json");
-        assert_eq!(CalibrationFile::read(&path).unwrap(), None);
-        let file = CalibrationFile::new("m".into(), "t".into(), (512, 64), Calibration { layers: vec![] });
+        let file = CalibrationFile {
+            version: VERSION,
+            model: "m".into(),
+            model_sha256: "5".into(),
+            text: "t".into(),
+            tokens: 512,
+            context: 64,
+            layers: Calibration { layers: vec![] },
+        };
+        let refused = || CalibrationFile::read(&path, "5").unwrap_err().to_string();
+        assert_eq!(CalibrationFile::read(&path, "5").unwrap(), None);
         file.write(&path).unwrap();
-        assert_eq!(CalibrationFile::read(&path).unwrap(), Some(file.clone()));
+        assert_eq!(CalibrationFile::read(&path, "5").unwrap(), Some(file.clone()));
+        CalibrationFile { model_sha256: "6".into(), ..file.clone() }.write(&path).unwrap();
+        assert!(refused().contains("another model"));
         CalibrationFile { version: VERSION + 1, ..file }.write(&path).unwrap();
-        assert!(CalibrationFile::read(&path).unwrap_err().to_string().contains("version"));
+        assert!(refused().contains("version"));
         fs::write(&path, "{").unwrap();
-        assert!(CalibrationFile::read(&path).unwrap_err().to_string().contains("taper calibrate"));
+        assert!(refused().contains("taper calibrate"));
     }
 
     #[test]

@@ -30,11 +30,12 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<()> {
         max_logit_rows: 1,
         ..LoadOptions::default()
     };
-    let task = Observe { tokens: &tokens, progress: &progress };
+    let num_tokens = tokens.len();
+    let task = Observe { tokens, bos: tokenizer.bos().filter(|_| tokenizer.adds_bos()), progress: &progress };
     let calibration = load::with_model(&args.model_args(), &checkpoint, options, &progress, task)?;
-    let path = CalibrationFile::path(&resolved.path)?;
     let text = args.text.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let file = CalibrationFile::new(resolved.id, text, (tokens.len(), ctx), calibration);
+    let file = CalibrationFile::new(&resolved, text, (num_tokens, ctx), calibration)?;
+    let path = file.path()?;
     file.write(&path)?;
     show(&file.layers)?;
     output::status(&format!("written to {}; `--softmax auto` uses it from now on", path.display()));
@@ -42,17 +43,22 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<()> {
 }
 
 struct Observe<'a> {
-    tokens: &'a [u32],
+    tokens: Vec<u32>,
+    /// Takes the place of each chunk's first token: no sequence that is served begins without it.
+    bos: Option<u32>,
     progress: &'a dyn Progress,
 }
 
 impl ModelTask for Observe<'_> {
     type Output = Calibration;
 
-    fn run<B: Backend>(self, mut model: Llama<B>) -> Result<Calibration> {
+    fn run<B: Backend>(mut self, mut model: Llama<B>) -> Result<Calibration> {
+        for chunk in self.tokens.chunks_mut(model.context_len()) {
+            chunk[0] = self.bos.unwrap_or(chunk[0]);
+        }
         self.progress.start("tokens", Some(self.tokens.len() as u64));
         let mut before = 0;
-        let calibration = Calibration::measure(&mut model, self.tokens, &mut |done| {
+        let calibration = Calibration::measure(&mut model, &self.tokens, &mut |done| {
             self.progress.advance((done - before) as u64);
             before = done;
         });
