@@ -5,7 +5,7 @@
 //! operation is told how many leading rows are live. What only our own code can get wrong (shapes, indices) is asserted;
 //! what the world can get wrong (memory, weights) is an [`Error`].
 
-use crate::{BLOCK_SIZE, WeightType};
+use crate::{BLOCK_SIZE, ScoreStatistics, WeightType};
 use std::ops::Range;
 
 /// What a backend cannot do.
@@ -397,6 +397,16 @@ pub trait Backend: Send + Sync + 'static {
         cache: &Self::KvCache,
         out: &mut Self::Buffer,
     ) -> u64;
+    /// Adds the scores of every row over the keys that it sees to `statistics`, one per KV head. For calibration, between
+    /// [`Backend::rope_kv_store`] and [`Backend::attention`].
+    fn observe_scores(
+        &self,
+        step: &StepTables,
+        params: AttentionParams<'_>,
+        qkv: &Self::Buffer,
+        cache: &Self::KvCache,
+        statistics: &mut [ScoreStatistics],
+    );
     /// `out = silu(gate) * up`; a row of `gate_up` is `[gate | up]`, each as wide as `out`.
     fn silu_mul(&self, rows: usize, gate_up: &Self::Buffer, out: &mut Self::Buffer);
     /// `residual += delta`.

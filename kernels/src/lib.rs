@@ -5,6 +5,7 @@ mod backend;
 pub mod cpu;
 mod memory;
 pub mod reference;
+mod scores;
 pub mod selftest;
 pub mod softmax;
 mod weight_type;
@@ -15,6 +16,7 @@ pub use backend::{
 };
 pub use cpu::{Cpu, CpuConfig};
 pub use reference::Reference;
+pub use scores::{Histogram, ScoreStatistics};
 pub use weight_type::WeightType;
 
 /// Keys in one block of the paged KV cache. The block is the unit of allocation for engine and models; what lies inside

@@ -9,12 +9,13 @@
 //! allocates nothing.
 
 mod fill;
+mod observe;
 
 use crate::step::Batch;
 use crate::weights::{self, Layer, Weights};
-use crate::{Error, Logits, ModelConfig, SequenceSlice, memory};
+use crate::{AttendedRows, Error, Logits, ModelConfig, ModelSoftmax, SequenceSlice, memory};
 use taper_checkpoint::Checkpoint;
-use taper_kernels::{AttentionParams, AttentionScheme, BLOCK_SIZE, Backend, KvDtype, KvLayout, Softmax};
+use taper_kernels::{AttentionParams, AttentionScheme, BLOCK_SIZE, Backend, KvDtype, KvLayout, ScoreStatistics};
 
 /// What a user may choose when a model is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +67,11 @@ pub struct Llama<B: Backend> {
     workspace: Workspace<B>,
     batch: Batch,
     attention: AttentionScheme,
+    softmax: ModelSoftmax,
+    /// Per layer, since the network was loaded.
+    attended: Vec<AttendedRows>,
+    /// Per layer and KV head, while a calibration runs.
+    observed: Option<Vec<Vec<ScoreStatistics>>>,
     plan: memory::Plan,
     max_rows: usize,
     max_logit_rows: usize,
@@ -136,6 +142,9 @@ impl<B: Backend> Llama<B> {
             kv_bytes_per_token: block_bytes / BLOCK_SIZE,
             batch: Batch::with_capacity(options.max_rows, options.max_logit_rows, plan.context_len),
             attention: options.attention,
+            softmax: ModelSoftmax::Online,
+            attended: vec![AttendedRows::default(); config.num_layers],
+            observed: None,
             max_rows: options.max_rows,
             max_logit_rows: options.max_logit_rows,
             backend,
@@ -189,6 +198,28 @@ impl<B: Backend> Llama<B> {
         self.attention = attention;
     }
 
+    /// Which references attention has; running ones after loading.
+    pub fn softmax(&self) -> &ModelSoftmax {
+        &self.softmax
+    }
+    /// Gives attention other references from now on.
+    ///
+    /// # Errors
+    /// When they are not of this network's layers and heads.
+    pub fn set_softmax(&mut self, softmax: ModelSoftmax) -> Result<(), Error> {
+        softmax.check(&self.config)?;
+        self.softmax = softmax;
+        Ok(())
+    }
+    /// What attention computed in each layer since the network was loaded.
+    pub fn attended(&self) -> &[AttendedRows] {
+        &self.attended
+    }
+    /// (row, query head) pairs of all layers that were computed a second time since the network was loaded.
+    pub fn recomputed_rows(&self) -> u64 {
+        self.attended.iter().map(|layer| layer.recomputed).sum()
+    }
+
     /// Runs one step: stores the keys and values of every token, and computes the logits that the slices ask for.
     ///
     /// # Panics
@@ -223,7 +254,7 @@ impl<B: Backend> Llama<B> {
         backend.rope_angles(&config.rope, &batch.tables.positions, &mut ws.angles);
         backend.rms_norm(rows, &ws.residual, &weights.layers[0].attn_norm, eps, &mut ws.normed);
         for (index, layer) in weights.layers.iter().enumerate() {
-            let (scheme, softmax) = (self.attention, Softmax::Online);
+            let (scheme, softmax) = (self.attention, self.softmax.of_layer(index));
             let params = AttentionParams { layer: index, heads: config.heads, scale, scheme, softmax };
             let next = weights.layers.get(index + 1);
 
@@ -232,11 +263,16 @@ impl<B: Backend> Llama<B> {
                 backend.qk_norm(rows, &mut ws.qkv, config.heads, q_norm, k_norm, eps);
             }
             backend.rope_kv_store(&batch.tables, &config.rope, &ws.angles, params, &mut ws.qkv, cache);
+            if let Some(observed) = &mut self.observed {
+                backend.observe_scores(&batch.tables, params, &ws.qkv, cache, &mut observed[index]);
+            }
             if next.is_none() && batch.logit_rows.is_empty() {
                 // Nobody reads the output of the last layer; its keys and values are stored.
                 return;
             }
-            backend.attention(&batch.tables, params, &ws.qkv, cache, &mut ws.heads);
+            let attended = &mut self.attended[index];
+            attended.computed += (rows * config.heads.num_heads) as u64;
+            attended.recomputed += backend.attention(&batch.tables, params, &ws.qkv, cache, &mut ws.heads);
             backend.linear(rows, &ws.heads, &layer.attn_output, None, &mut ws.delta);
             backend.add_rms_norm(rows, &mut ws.residual, &ws.delta, &layer.ffn_norm, eps, &mut ws.normed);
             feed_forward(backend, rows, layer, ws);

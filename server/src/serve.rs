@@ -25,7 +25,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tower_http::catch_panic::CatchPanicLayer;
 
-use crate::api::{chat_completions, completions, health, models};
+use crate::api::{chat_completions, completions, health, metrics, models};
 use crate::body;
 use crate::errors::ApiError;
 use crate::io_timeout::WriteTimeout;
@@ -42,6 +42,7 @@ pub fn app(state: ServerState) -> Router {
         .route("/v1/models/{*id}", get(models::get))
         .route("/health", get(health::health))
         .route("/v1/health", get(health::health))
+        .route("/metrics", get(metrics::metrics))
         .fallback(no_such_path)
         .method_not_allowed_fallback(method_not_allowed)
         // The handlers limit bodies themselves, with an OpenAI error.

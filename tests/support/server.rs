@@ -27,18 +27,33 @@ pub(crate) struct Streamed {
 impl Server {
     /// Starts a server with `arguments` beside the model and a free port, and waits until it is ready.
     pub(crate) fn start(model: &Path, arguments: &[&str]) -> Server {
-        let server = Server::start_loading(model, arguments);
+        Server::start_loading(model, arguments).ready()
+    }
+
+    /// As [`Server::start`], with a cache of its own.
+    pub(crate) fn start_in(cache: &Path, model: &Path, arguments: &[&str]) -> Server {
+        let mut taper = Command::new(env!("CARGO_BIN_EXE_taper"));
+        taper.env("TAPER_CACHE", cache);
+        Server::spawn(taper, model, arguments).ready()
+    }
+
+    /// Waits until it is ready.
+    fn ready(self) -> Server {
         let deadline = Instant::now() + Duration::from_secs(120);
-        while server.get("/health").0 != 200 {
+        while self.get("/health").0 != 200 {
             assert!(Instant::now() < deadline, "the server was not ready within two minutes");
             std::thread::sleep(Duration::from_millis(50));
         }
-        server
+        self
     }
 
     /// Starts a server and returns as soon as it listens.
     pub(crate) fn start_loading(model: &Path, arguments: &[&str]) -> Server {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_taper"))
+        Server::spawn(Command::new(env!("CARGO_BIN_EXE_taper")), model, arguments)
+    }
+
+    fn spawn(mut taper: Command, model: &Path, arguments: &[&str]) -> Server {
+        let mut child = taper
             .args(["serve", "--port", "0", "--model"])
             .arg(model)
             .args(arguments)
@@ -66,6 +81,13 @@ impl Server {
     pub(crate) fn get(&self, path: &str) -> (u16, Value) {
         let mut response = agent().get(format!("{}{path}", self.url)).call().expect("the server answers");
         (response.status().as_u16(), response.body_mut().read_json().expect("a JSON body"))
+    }
+
+    /// GET of what is not JSON; the body.
+    pub(crate) fn get_text(&self, path: &str) -> String {
+        let mut response = agent().get(format!("{}{path}", self.url)).call().expect("the server answers");
+        assert_eq!(response.status().as_u16(), 200, "{path}");
+        response.body_mut().read_to_string().expect("a text")
     }
 
     /// POST of a JSON body; status and body.

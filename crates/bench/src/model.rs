@@ -12,7 +12,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use serde_json::{Map, Value};
 use std::time::{Duration, Instant};
 use taper_kernels::{AttentionScheme, BLOCK_SIZE, Backend, KvDtype};
-use taper_models::{Llama, LoadOptions, LogitRows, SequenceSlice};
+use taper_models::{Llama, LoadOptions, LogitRows, ModelSoftmax, SequenceSlice};
 
 /// Name of the benchmark.
 pub const NAME: &str = "model";
@@ -49,6 +49,8 @@ pub struct ModelCase<'m, B: Backend> {
     /// Tokens of each sequence, as long as the context of the case.
     tokens: Vec<Vec<u32>>,
     block_tables: Vec<Vec<u32>>,
+    /// [`Llama::recomputed_rows`] before the case.
+    recomputed_before: u64,
 }
 
 impl<'m, B: Backend> ModelCase<'m, B> {
@@ -64,7 +66,8 @@ impl<'m, B: Backend> ModelCase<'m, B> {
         let tokens = (0..sequences).map(|_| (0..case.context_len()).map(|_| rng.random_range(0..vocab_size)).collect());
         let tokens = tokens.collect();
         let block_tables = (0..sequences).map(|s| (s * blocks..(s + 1) * blocks).collect()).collect();
-        let mut this = ModelCase { model, case, fill, tokens, block_tables };
+        let recomputed_before = model.recomputed_rows();
+        let mut this = ModelCase { model, case, fill, tokens, block_tables, recomputed_before };
         match fill {
             Fill::Computed => this.prompt(0, case.depth())?,
             Fill::Random => {
@@ -79,6 +82,16 @@ impl<'m, B: Backend> ModelCase<'m, B> {
     /// Computes attention in this way from now on.
     pub fn set_attention(&mut self, attention: AttentionScheme) {
         self.model.set_attention(attention);
+    }
+
+    /// Gives attention other references from now on; those it had.
+    ///
+    /// # Errors
+    /// When they are not of this model.
+    pub fn set_softmax(&mut self, softmax: ModelSoftmax) -> Result<ModelSoftmax, Error> {
+        let before = self.model.softmax().clone();
+        self.model.set_softmax(softmax)?;
+        Ok(before)
     }
 
     /// Runs the case once and throws the time away.
@@ -108,6 +121,8 @@ impl<'m, B: Backend> ModelCase<'m, B> {
         let bytes = self.bytes_per_token();
         let mut params = about;
         params.extend(case_params(self.case, self.fill));
+        params.insert("softmax".into(), self.model.softmax().name().into());
+        params.insert("recomputed_rows".into(), (self.model.recomputed_rows() - self.recomputed_before).into());
         params.insert("samples".into(), samples.into());
         Measurement {
             bench: NAME,

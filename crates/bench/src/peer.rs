@@ -7,6 +7,8 @@ use crate::{Measurement, Summary};
 pub enum Peer {
     /// Our network with all attention scores in memory.
     NaiveAttention,
+    /// Our network with running references in its softmax.
+    OnlineSoftmax,
     /// Candle's network on the same file.
     Candle,
 }
@@ -16,6 +18,7 @@ impl Peer {
     pub fn name(self) -> &'static str {
         match self {
             Peer::NaiveAttention => "naive-attention",
+            Peer::OnlineSoftmax => "online-softmax",
             Peer::Candle => "candle",
         }
     }
@@ -24,7 +27,9 @@ impl Peer {
     pub fn row(self, ours: &Measurement, samples: &[f64]) -> Measurement {
         let mut params = ours.params.clone();
         params.insert("network".into(), self.name().into());
-        params.remove("attention");
+        for ours in ["attention", "softmax", "recomputed_rows"] {
+            params.remove(ours);
+        }
         if self == Peer::Candle && ours.params["keys"] != "none" {
             params.insert("keys".into(), "computed".into());
         }

@@ -1,11 +1,13 @@
 //! The command line.
 
 mod bench;
+mod calibrate;
 mod doctor;
 mod selftest;
 mod tune;
 
 pub(crate) use bench::*;
+pub(crate) use calibrate::CalibrateArgs;
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use selftest::{Device, SelftestArgs};
 pub(crate) use tune::TuneArgs;
@@ -45,6 +47,8 @@ pub(crate) enum Command {
     Selftest(SelftestArgs),
     /// Find the fastest implementation of each matrix product on this machine.
     Tune(TuneArgs),
+    /// Choose the references of the softmax for a model from a text.
+    Calibrate(CalibrateArgs),
     /// Measure how well a model predicts a text, in llama-perplexity's way.
     Perplexity(PerplexityArgs),
     /// Fetch a model and print the path of its file.
@@ -75,6 +79,27 @@ pub(crate) struct ModelArgs {
     /// How attention is computed; `naive` is the baseline that materialises all scores.
     #[arg(long, value_enum, default_value_t = AttentionKind::Splitkv)]
     pub(crate) attention: AttentionKind,
+
+    /// References of attention's softmax; answers do not depend on them. `auto` is `calibrated` where `taper calibrate` has
+    /// been run for the model, else `bounded`.
+    #[arg(long, value_enum, default_value_t = SoftmaxKind::Auto, env = "TAPER_SOFTMAX")]
+    pub(crate) softmax: SoftmaxKind,
+}
+
+/// What scores are held against before they become weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SoftmaxKind {
+    /// Calibrated where there is a calibration, else bounded.
+    Auto,
+    /// The largest score so far.
+    Online,
+    /// Numbers that `taper calibrate` chose.
+    Calibrated,
+    /// A bound from the lengths of query and keys.
+    Bounded,
+    /// Calibrated, and rows with very small scores are computed again as well; for measurements.
+    #[value(hide = true)]
+    CalibratedTwoSided,
 }
 
 /// What computes.

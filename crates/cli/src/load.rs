@@ -1,6 +1,7 @@
 //! From a name on the command line to a model that computes.
 
 use crate::args::{BackendKind, ContextArgs, ModelArgs};
+use crate::calibration_file;
 use crate::output;
 use crate::progress::Bars;
 use crate::tune_file;
@@ -62,13 +63,14 @@ pub(crate) fn with_model<T: ModelTask>(
             let config = CpuConfig { threads: args.threads, isa: args.isa.clone() };
             let cpu = Cpu::new(config)?;
             let tuning = tune_file::load(&cpu.info());
-            load(cpu.with_tuning(tuning), checkpoint, options, progress, task)
+            load(args, cpu.with_tuning(tuning), checkpoint, options, progress, task)
         }
-        BackendKind::Reference => load(Reference::new(), checkpoint, options, progress, task),
+        BackendKind::Reference => load(args, Reference::new(), checkpoint, options, progress, task),
     }
 }
 
 fn load<B: Backend, T: ModelTask>(
+    args: &ModelArgs,
     backend: B,
     checkpoint: &Checkpoint,
     options: LoadOptions,
@@ -85,10 +87,11 @@ fn load<B: Backend, T: ModelTask>(
         done = state.done;
     });
     progress.finish();
-    let model = model.with_context(|| format!("cannot load {}", checkpoint.path().display()))?;
+    let mut model = model.with_context(|| format!("cannot load {}", checkpoint.path().display()))?;
     for note in model.notes() {
         progress.note(note);
     }
+    calibration_file::apply(args, checkpoint.path(), &mut model)?;
     task.run(model)
 }
 

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod calibration_file;
 mod commands;
 mod generate;
 mod listen;
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::Selftest(args) => commands::selftest::run(&args),
         Command::Tune(args) => commands::tune::run(&args),
+        Command::Calibrate(args) => commands::calibrate::run(&args),
         Command::Perplexity(args) => commands::perplexity::run(&args),
         Command::Pull(args) => commands::pull::run(&args),
         Command::List(args) => commands::list::run(&args),

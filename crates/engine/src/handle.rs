@@ -47,6 +47,8 @@ pub struct EngineStatus {
     pub failed_steps: u64,
     /// Times that a sequence lost its blocks to an older one.
     pub preemptions: u64,
+    /// (row, head) pairs of attention computed a second time, because a fixed softmax reference did not fit.
+    pub recomputed_rows: u64,
     /// Whether new requests are refused because the engine is shutting down.
     pub is_draining: bool,
     /// Moving average of the seconds from submission to the end of a request; 0 before the first.

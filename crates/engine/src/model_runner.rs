@@ -25,4 +25,8 @@ impl<B: Backend> Runner for ModelRunner<B> {
         }
         Ok(())
     }
+
+    fn recomputed_rows(&self) -> u64 {
+        self.0.recomputed_rows()
+    }
 }

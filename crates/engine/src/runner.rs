@@ -81,4 +81,10 @@ pub trait Runner: Send {
     /// Computes the tokens of `step`, stores their keys and values through the block tables, and appends to the empty
     /// `logits` one row for each slice that asks for one, in order.
     fn run(&mut self, step: &[SequenceSlice<'_>], logits: &mut LogitsBuffer) -> Result<(), RunnerError>;
+
+    /// (row, head) pairs of attention that were computed a second time since the start, because the fixed reference of their
+    /// softmax did not fit.
+    fn recomputed_rows(&self) -> u64 {
+        0
+    }
 }

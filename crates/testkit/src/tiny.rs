@@ -49,6 +49,8 @@ pub struct TinyModel {
     pub pre_tokenizer: &'static str,
     /// Whether the file asks for a BOS before every prompt.
     pub add_bos: bool,
+    /// Factors on the q and k weights of the leading layers; scores grow with their square. 6 makes scores beyond 150.
+    pub qk_gain: &'static [f32],
     /// Further keys, such as `llama.rope.scaling.type`.
     pub extra: Vec<(String, Value)>,
     /// Seed of the weights.
@@ -76,6 +78,7 @@ impl Default for TinyModel {
             norm_eps: 1e-5,
             pre_tokenizer: "gpt-2",
             add_bos: false,
+            qk_gain: &[],
             extra: Vec::new(),
             seed: 1,
         }
@@ -166,8 +169,9 @@ impl TinyModel {
         for layer in 0..self.layers {
             let name = |part: &str| format!("blk.{layer}.{part}");
             tensor(&name("attn_norm.weight"), &[hidden], TinyType::F32, 1.0, 0.1);
-            tensor(&name("attn_q.weight"), &[hidden, q], layer_type, 0.0, 1.5 * one(hidden));
-            tensor(&name("attn_k.weight"), &[hidden, kv], layer_type, 0.0, 1.5 * one(hidden));
+            let qk = 1.5 * self.qk_gain.get(layer).unwrap_or(&1.0) * one(hidden);
+            tensor(&name("attn_q.weight"), &[hidden, q], layer_type, 0.0, qk);
+            tensor(&name("attn_k.weight"), &[hidden, kv], layer_type, 0.0, qk);
             tensor(&name("attn_v.weight"), &[hidden, kv], layer_type, 0.0, one(hidden));
             tensor(&name("attn_output.weight"), &[q, hidden], layer_type, 0.0, one(q));
             if self.architecture == "qwen2" {

@@ -13,6 +13,7 @@
 
 mod blocks;
 mod naive;
+mod observe;
 mod plan;
 mod references;
 mod state;
@@ -24,7 +25,7 @@ use super::pool::Pool;
 use super::rows::Disjoint;
 use super::simd::run;
 use crate::memory::AlignedVec;
-use crate::{AttentionParams, AttentionScheme, Softmax, StepTables};
+use crate::{AttentionParams, AttentionScheme, ScoreStatistics, Softmax, StepTables};
 use plan::Plan;
 use references::{FixReferences, References};
 use std::cell::RefCell;
@@ -78,6 +79,20 @@ pub(super) fn attention(
             0
         }
     })
+}
+
+/// Adds the scores of all rows of a step to the statistics of their KV heads.
+pub(super) fn observe_scores(
+    (isa, pool): (Isa, &Pool),
+    step: &StepTables,
+    params: AttentionParams<'_>,
+    qkv: &[f32],
+    cache: &KvCache,
+    statistics: &mut [ScoreStatistics],
+) {
+    let (out, statistics) = (Disjoint::new(&mut []), Disjoint::new(statistics));
+    let call = Call { isa, step, params, qkv, out: &out, references: &[], unfit: &[] };
+    for_any_storage!(&cache.storage, storage => observe::observe(call, pool, storage, &statistics));
 }
 
 /// All rows under the references asked for, then those that these did not fit under running ones.

@@ -25,7 +25,9 @@ pub use operations::{Operation, operations};
 pub use read::read;
 
 use crate::reference::angles_row;
-use crate::{AttentionParams, Backend, BackendInfo, Error, HeadLayout, KvLayout, MatrixData, Rope, StepTables};
+use crate::{
+    AttentionParams, Backend, BackendInfo, Error, HeadLayout, KvLayout, MatrixData, Rope, ScoreStatistics, StepTables,
+};
 use attention::AttentionScratch;
 use gemm::{GemmScratch, PackedMatrix, Tuning};
 use isa::Isa;
@@ -279,6 +281,22 @@ impl Backend for Cpu {
         let scratch = &mut self.scratch().attention;
         let on = (self.isa(), self.pool(), scratch);
         attention::attention(on, step, params, qkv.rows(num_rows), cache, out.rows_mut(num_rows))
+    }
+
+    fn observe_scores(
+        &self,
+        step: &StepTables,
+        params: AttentionParams<'_>,
+        qkv: &Buffer,
+        cache: &KvCache,
+        statistics: &mut [ScoreStatistics],
+    ) {
+        step.check(params.heads, cache.layout());
+        assert!(params.layer < cache.layout().num_layers, "layer {} is not in the cache", params.layer);
+        assert_eq!(qkv.cols(), params.heads.qkv_width(), "qkv holds the heads it is said to");
+        assert_eq!(statistics.len(), params.heads.num_kv_heads, "statistics of every KV head");
+        let on = (self.isa(), self.pool());
+        attention::observe_scores(on, step, params, qkv.rows(step.num_rows()), cache, statistics);
     }
 
     fn silu_mul(&self, rows: usize, gate_up: &Buffer, out: &mut Buffer) {

@@ -9,7 +9,7 @@ use super::linear::dot;
 use super::parallel::for_each_chunk;
 use super::softmax::{State, softmax};
 use crate::memory::AlignedVec;
-use crate::{AttentionParams, AttentionScheme, BLOCK_SIZE, Error, KV_SPLIT, KvLayout, StepTables};
+use crate::{AttentionParams, AttentionScheme, BLOCK_SIZE, Error, KV_SPLIT, KvLayout, SequenceSpan, StepTables};
 
 /// Keys and values in float32, `[layer][slot][kv head][head_dim]`.
 #[derive(Debug)]
@@ -73,10 +73,7 @@ pub(super) fn attention(
     let work = num_keys * 2 * heads.q_width();
     for_each_chunk(out.rows_mut(step.num_rows()), heads.q_width(), work, |row, out| {
         let span = &step.spans[span_of_row[row]];
-        let blocks = &step.block_tables[span.blocks.clone()];
-        let slots: Vec<usize> = (0..=step.positions[row] as usize)
-            .map(|key| blocks[key / BLOCK_SIZE] as usize * BLOCK_SIZE + key % BLOCK_SIZE)
-            .collect();
+        let slots = visible_slots(step, span, row);
         for (head, out) in out.chunks_exact_mut(heads.head_dim).enumerate() {
             let q = &qkv.row(row)[head * heads.head_dim..][..heads.head_dim];
             let kv_head = head / (heads.num_heads / heads.num_kv_heads);
@@ -88,7 +85,21 @@ pub(super) fn attention(
     });
 }
 
-fn scores(q: &[f32], kv_head: usize, slots: &[usize], params: AttentionParams<'_>, cache: &KvCache) -> Vec<f32> {
+/// Slots of the keys that a row sees.
+pub(super) fn visible_slots(step: &StepTables, span: &SequenceSpan, row: usize) -> Vec<usize> {
+    let blocks = &step.block_tables[span.blocks.clone()];
+    let slot = |key| blocks[key / BLOCK_SIZE] as usize * BLOCK_SIZE + key % BLOCK_SIZE;
+    (0..=step.positions[row] as usize).map(slot).collect()
+}
+
+/// `scale * q.k` of every slot.
+pub(super) fn scores(
+    q: &[f32],
+    kv_head: usize,
+    slots: &[usize],
+    params: AttentionParams<'_>,
+    cache: &KvCache,
+) -> Vec<f32> {
     slots.iter().map(|&slot| dot(q, cache.key(params.layer, slot, kv_head)) * params.scale).collect()
 }
 

@@ -6,6 +6,7 @@ mod buffer;
 pub mod dequantize;
 mod linear;
 mod norm;
+mod observe;
 mod parallel;
 mod rope;
 mod silu;
@@ -15,7 +16,9 @@ pub use attention::KvCache;
 pub use buffer::{Buffer, Matrix};
 pub(crate) use rope::angles_row;
 
-use crate::{AttentionParams, Backend, BackendInfo, Error, HeadLayout, KvLayout, MatrixData, Rope, StepTables};
+use crate::{
+    AttentionParams, Backend, BackendInfo, Error, HeadLayout, KvLayout, MatrixData, Rope, ScoreStatistics, StepTables,
+};
 use std::ops::Range;
 
 /// The backend that the others are measured by.
@@ -156,6 +159,20 @@ impl Backend for Reference {
         step.check(params.heads, cache.layout());
         attention::attention(step, params, qkv, cache, out);
         0
+    }
+
+    fn observe_scores(
+        &self,
+        step: &StepTables,
+        params: AttentionParams<'_>,
+        qkv: &Buffer,
+        cache: &KvCache,
+        statistics: &mut [ScoreStatistics],
+    ) {
+        step.check(params.heads, cache.layout());
+        assert_eq!(qkv.cols(), params.heads.qkv_width(), "qkv holds the heads it is said to");
+        assert_eq!(statistics.len(), params.heads.num_kv_heads, "statistics of every KV head");
+        observe::observe_scores(step, params, qkv, cache, statistics);
     }
 
     fn silu_mul(&self, rows: usize, gate_up: &Buffer, out: &mut Buffer) {

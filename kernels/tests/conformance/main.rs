@@ -7,6 +7,7 @@
 mod attention;
 mod bits;
 mod fixture;
+mod observe;
 mod operations;
 mod softmax;
 
@@ -18,6 +19,7 @@ fn suite<B: Backend>(backend: &B) {
     operations::suite(backend);
     attention::suite(backend);
     softmax::suite(backend);
+    observe::suite(backend);
     bits::suite(backend);
 }
 

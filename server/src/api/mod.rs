@@ -11,6 +11,7 @@ use crate::state::{ActiveGuard, Served, ServerState};
 pub(crate) mod chat_completions;
 pub(crate) mod completions;
 pub(crate) mod health;
+pub(crate) mod metrics;
 pub(crate) mod models;
 
 /// A request that has been read and admitted.

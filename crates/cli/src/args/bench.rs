@@ -179,6 +179,8 @@ impl FillKind {
 pub(crate) enum PeerKind {
     /// Our network with all attention scores in memory.
     NaiveAttention,
+    /// Our network with running references in its softmax.
+    OnlineSoftmax,
     /// Candle's network on the same file.
     Candle,
 }
@@ -194,6 +196,7 @@ impl PeerKind {
     pub(crate) fn peer(self) -> Peer {
         match self {
             PeerKind::NaiveAttention => Peer::NaiveAttention,
+            PeerKind::OnlineSoftmax => Peer::OnlineSoftmax,
             PeerKind::Candle => Peer::Candle,
         }
     }

@@ -1,6 +1,7 @@
 //! One file per command.
 
 pub(crate) mod bench;
+pub(crate) mod calibrate;
 pub(crate) mod chat;
 pub(crate) mod doctor;
 pub(crate) mod list;

@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 use taper_kernels::{BLOCK_SIZE, Backend};
-use taper_models::{Llama, LoadOptions, LogitRows, SequenceSlice};
+use taper_models::{AttendedRows, Llama, LoadOptions, LogitRows, SequenceSlice};
 use taper_text::EncodeOptions;
 
 /// Rows of one step; those that are scored have a vocabulary of floats each.
@@ -22,7 +22,12 @@ const STEP_ROWS: usize = 256;
 /// More than anyone scores; a device that never ends should not fill the memory.
 const MAX_TEXT_BYTES: u64 = 1 << 30;
 
-fn read_text(path: &Path, max_bytes: u64) -> Result<String> {
+/// All of a text file.
+pub(crate) fn read_text(path: &Path) -> Result<String> {
+    read_at_most(path, MAX_TEXT_BYTES)
+}
+
+fn read_at_most(path: &Path, max_bytes: u64) -> Result<String> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(max_bytes + 1).read_to_end(&mut bytes));
     read.with_context(|| format!("cannot read {}", path.display()))?;
@@ -33,7 +38,7 @@ fn read_text(path: &Path, max_bytes: u64) -> Result<String> {
 }
 
 pub(crate) fn run(args: &PerplexityArgs) -> Result<()> {
-    let text = read_text(&args.file, MAX_TEXT_BYTES)?;
+    let text = read_text(&args.file)?;
     let progress = Bars::new();
     let resolved = load::resolve(&args.model.model, &progress)?;
     let checkpoint = load::open(&resolved.path)?;
@@ -60,12 +65,15 @@ pub(crate) fn run(args: &PerplexityArgs) -> Result<()> {
     };
     let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
     let task = Score { tokens: &tokens, chunks, ctx, bos };
-    let losses = load::with_model(&args.model, &checkpoint, options, &progress, task)?;
+    let Scored { losses, softmax, attended } = load::with_model(&args.model, &checkpoint, options, &progress, task)?;
 
     let (perplexity, error) = losses.perplexity();
     if args.json {
         let json = json!({
             "perplexity": perplexity, "stderr": error, "chunks": chunks, "ctx": ctx, "scored_tokens": losses.count,
+            "softmax": softmax,
+            "attended_rows": attended.iter().map(|layer| layer.computed).collect::<Vec<_>>(),
+            "recomputed_rows": attended.iter().map(|layer| layer.recomputed).collect::<Vec<_>>(),
         });
         output::line(&json.to_string())?;
     } else {
@@ -99,6 +107,15 @@ impl Losses {
     }
 }
 
+/// What scoring gives.
+struct Scored {
+    losses: Losses,
+    /// Name of the softmax that ran.
+    softmax: &'static str,
+    /// What attention computed, per layer.
+    attended: Vec<AttendedRows>,
+}
+
 struct Score<'a> {
     tokens: &'a [u32],
     chunks: usize,
@@ -107,9 +124,9 @@ struct Score<'a> {
 }
 
 impl ModelTask for Score<'_> {
-    type Output = Losses;
+    type Output = Scored;
 
-    fn run<B: Backend>(self, mut model: Llama<B>) -> Result<Losses> {
+    fn run<B: Backend>(self, mut model: Llama<B>) -> Result<Scored> {
         let mut losses = Losses::default();
         let block_table: Vec<u32> = (0..self.ctx.div_ceil(BLOCK_SIZE) as u32).collect();
         for (index, chunk) in self.tokens.chunks_exact(self.ctx).take(self.chunks).enumerate() {
@@ -119,7 +136,7 @@ impl ModelTask for Score<'_> {
             let so_far = (losses.sum / losses.count as f64).exp();
             output::status(&format!("[{}/{}] {so_far:.4}", index + 1, self.chunks));
         }
-        Ok(losses)
+        Ok(Scored { losses, softmax: model.softmax().name(), attended: model.attended().to_vec() })
     }
 }
 
@@ -156,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_text_without_end_is_refused() {
-        let refused = read_text(Path::new("/dev/zero"), 1000).map_err(|error| error.to_string());
+        let refused = read_at_most(Path::new("/dev/zero"), 1000).map_err(|error| error.to_string());
         assert_eq!(refused, Err("/dev/zero is longer than 1000 bytes".to_owned()));
     }
 

@@ -27,6 +27,7 @@ impl Worker {
         let mut status = self.shared.status();
         status.steps += 1;
         status.failed_steps += u64::from(outcome.is_err());
+        status.recomputed_rows = self.runner.recomputed_rows();
         drop(status);
         match outcome {
             Ok(wants_logits) => {

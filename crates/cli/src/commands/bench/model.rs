@@ -11,7 +11,7 @@ use taper_bench::candle::Candle;
 use taper_bench::model::{self, ModelCase};
 use taper_bench::{Case, Measurement, Peer, figure, params};
 use taper_kernels::{AttentionScheme, Backend};
-use taper_models::{Llama, ModelConfig};
+use taper_models::{Llama, ModelConfig, ModelSoftmax};
 
 pub(crate) fn run(args: &BenchModelArgs) -> Result<()> {
     let cases = args.all_cases();
@@ -92,6 +92,12 @@ impl Measure<'_> {
                         case.set_attention(AttentionScheme::Naive);
                         let sample = case.sample()?;
                         case.set_attention(self.args.model.attention.scheme());
+                        sample
+                    }
+                    (Peer::OnlineSoftmax, _) => {
+                        let softmax = case.set_softmax(ModelSoftmax::Online)?;
+                        let sample = case.sample()?;
+                        case.set_softmax(softmax)?;
                         sample
                     }
                     (Peer::Candle, Some(candle)) => candle.sample(named.case)?,
