@@ -117,12 +117,15 @@ fn ctrl_c_stops_the_answer_and_not_the_chat() {
     let mut chat = Chat::start(home.path(), &model, &[]);
     let fresh = chat.ask(SHORT);
     for _ in 0..3 {
+        // Where the last answer was cut would change this one, and it might be short.
+        chat.say("/clear");
         chat.enter(LONG);
         chat.see(40);
         chat.control('c');
         let shown = chat.expect(PROMPT);
         assert!(shown.contains("[stopped after "), "{shown:?}");
     }
+    chat.say("/clear");
     // Before the first token, and twice.
     chat.enter(LONG);
     chat.control('c');
