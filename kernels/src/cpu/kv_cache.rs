@@ -2,7 +2,7 @@
 //!
 //! For each layer, block and KV head one contiguous piece: keys as `[4 groups of 16 keys][head_dim][16 keys]`, so that a
 //! load gives one element of sixteen keys and a score needs no shuffle; then values as `[64 keys][head_dim]`, rows padded
-//! to sixteen elements ([`format`] has the types). Memory comes zeroed from the system, so blocks that were never written
+//! to sixteen elements ([`mod@format`] has the types). Memory comes zeroed from the system, so blocks that were never written
 //! cost nothing.
 //!
 //! Beside it, per layer, block, KV head and place, the largest length of the keys stored from place 0 up to it, which

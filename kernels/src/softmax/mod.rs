@@ -15,14 +15,14 @@
 //!
 //! | scheme | reads and writes of an element | exponentials |
 //! |---|---|---|
-//! | [`three_pass`] | x, x, out written, read, written | 1 |
-//! | [`online`] | x, x, out written | 2 |
-//! | [`extend`] | new ones as online; old ones read, written | 2 |
-//! | [`parallel`] | as online, in chunks on all threads | 2 |
-//! | [`tiled`] | per column block: new ones as three-pass; old ones read, written | 1 |
-//! | [`calibrated`], [`bounded`] | x, out written, read, written; where recomputed, online's too | 1 |
+//! | [`three_pass()`] | x, x, out written, read, written | 1 |
+//! | [`online()`] | x, x, out written | 2 |
+//! | [`extend()`] | new ones as online; old ones read, written | 2 |
+//! | [`parallel()`] | as online, in chunks on all threads | 2 |
+//! | [`tiled()`] | per column block: new ones as three-pass; old ones read, written | 1 |
+//! | [`calibrated()`], [`bounded()`] | x, out written, read, written; where recomputed, online's too | 1 |
 //!
-//! [`scan`] gives the states of all prefixes, [`attention`] weights values without keeping scores.
+//! [`scan()`] gives the states of all prefixes, [`attention()`] weights values without keeping scores.
 
 mod attention;
 mod bounded;

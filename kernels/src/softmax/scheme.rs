@@ -7,21 +7,21 @@ use super::{
 /// A scheme that turns rows of scores into rows of probabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scheme {
-    /// [`three_pass`].
+    /// [`three_pass()`].
     ThreePass,
-    /// [`online`].
+    /// [`online()`].
     Online,
-    /// [`extend`]: the first half of a row is finished, then takes in the second.
+    /// [`extend()`]: the first half of a row is finished, then takes in the second.
     Extension,
-    /// [`parallel`].
+    /// [`parallel()`].
     Parallel,
-    /// [`tiled`].
+    /// [`tiled()`].
     Tiled,
-    /// [`calibrated`] with [`Validity::Row`].
+    /// [`calibrated()`] with [`Validity::Row`].
     Calibrated,
-    /// [`calibrated`] with [`Validity::TwoSided`].
+    /// [`calibrated()`] with [`Validity::TwoSided`].
     CalibratedTwoSided,
-    /// [`bounded`].
+    /// [`bounded()`].
     Bounded,
 }
 
