@@ -12,7 +12,7 @@ mod support;
 use serde::Deserialize;
 use std::path::Path;
 use taper_checkpoint::Checkpoint;
-use taper_kernels::{BLOCK_SIZE, Backend, Cpu, CpuConfig, Reference};
+use taper_kernels::{Activations, BLOCK_SIZE, Backend, Cpu, CpuConfig, Reference};
 use taper_models::{Llama, LoadOptions, LogitRows, SequenceSlice};
 
 /// Positions of the longest recorded sequence, in whole cache blocks.
@@ -131,16 +131,20 @@ fn the_reference_agrees_with_the_oracle() {
     assert!(apart.max <= 0.01, "max {}", apart.max);
 }
 
-/// What fifteen-bit activations and float16 keys and values do to this model, with room for other orders of sums. (Rounding
+/// What rounded activations and float16 keys and values do to this model, with room for other orders of sums. (Rounding all
 /// activations to eight bits, as llama.cpp does, gives a mean of 0.093, a 99th percentile of 0.40 and a maximum of 1.07 in a
 /// float64 simulation; llama.cpp itself is 0.108, 0.75 and 1.35 from the oracle.)
 #[test]
 fn the_cpu_backend_stays_near_the_oracle() {
     let Some(path) = support::model_or_skip() else { return };
-    let apart = distances_to_oracle(cpu(), &path);
-    assert!(apart.mean <= 0.003, "mean {}", apart.mean);
-    assert!(apart.p99 <= 0.015, "99th percentile {}", apart.p99);
-    assert!(apart.max <= 0.04, "max {}", apart.max);
+    for (activations, mean, p99, max) in
+        [(Activations::Full, 0.003, 0.015, 0.04), (Activations::Mixed, 0.05, 0.25, 0.6)]
+    {
+        let apart = distances_to_oracle(cpu().with_activations(activations), &path);
+        assert!(apart.mean <= mean, "{activations:?}: mean {}", apart.mean);
+        assert!(apart.p99 <= p99, "{activations:?}: 99th percentile {}", apart.p99);
+        assert!(apart.max <= max, "{activations:?}: max {}", apart.max);
+    }
 }
 
 /// Greedy tokens, one step at a time as a server makes them, until the first that differs from the recorded ones.

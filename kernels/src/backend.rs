@@ -363,6 +363,11 @@ pub trait Backend: Send + Sync + 'static {
         bias: Option<&Self::Vector>,
         out: &mut Self::Buffer,
     );
+    /// [`linear`](Backend::linear) for the logits of a network, where a rounding error meets no later layer that could average
+    /// it out: a backend that has a finer way takes it.
+    fn logits(&self, rows: usize, x: &Self::Buffer, head: &Self::Matrix, out: &mut Self::Buffer) {
+        self.linear(rows, x, head, None, out);
+    }
     /// Qwen3's norm of every query and key head over `head_dim`, in place in a fused qkv buffer.
     fn qk_norm(
         &self,

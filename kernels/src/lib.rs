@@ -14,7 +14,7 @@ pub use backend::{
     AttentionParams, AttentionScheme, Backend, BackendInfo, Error, HeadLayout, KvDtype, KvLayout, MatrixData, Rope,
     RopeKind, SequenceSpan, Softmax, StepTables, UnifiedRange,
 };
-pub use cpu::{Cpu, CpuConfig};
+pub use cpu::{Activations, Cpu, CpuConfig};
 pub use reference::Reference;
 pub use scores::{Histogram, ScoreStatistics};
 pub use weight_type::WeightType;

@@ -286,7 +286,7 @@ impl<B: Backend> Llama<B> {
         let Llama { backend, config, weights, workspace: ws, batch, .. } = self;
         let rows = batch.logit_rows.len();
         backend.gather_rows(&ws.normed, &batch.logit_rows, &mut ws.gathered);
-        backend.linear(rows, &ws.gathered, weights.head(), None, &mut ws.logits);
+        backend.logits(rows, &ws.gathered, weights.head(), &mut ws.logits);
         backend.read_rows(&ws.logits, 0..rows, &mut ws.host_logits[..rows * config.vocab_size]);
     }
 }

@@ -61,7 +61,7 @@ pub(crate) fn with_model<T: ModelTask>(
     match args.backend {
         BackendKind::Cpu => {
             let config = CpuConfig { threads: args.threads, isa: args.isa.clone() };
-            let cpu = Cpu::new(config)?;
+            let cpu = Cpu::new(config)?.with_activations(args.activations.into());
             let tuning = tune_file::load(&cpu.info());
             load(args, cpu.with_tuning(tuning), checkpoint, options, progress, task)
         }

@@ -20,6 +20,7 @@ pub(crate) mod simd;
 pub(crate) mod vector_math;
 
 pub use buffer::{Buffer, Vector};
+pub use gemm::Activations;
 pub use kv_cache::KvCache;
 pub use operations::{Operation, operations};
 pub use read::read;
@@ -57,6 +58,7 @@ pub struct CpuConfig {
 pub struct Cpu {
     shared: Arc<Shared>,
     tuning: Arc<Tuning>,
+    activations: Activations,
 }
 
 #[derive(Debug)]
@@ -92,12 +94,33 @@ impl Cpu {
             None => std::thread::available_parallelism().map_or(1, NonZero::get),
         };
         let shared = Shared { pool: Pool::new(threads), isa, scratch: Mutex::default() };
-        Ok(Self { shared: Arc::new(shared), tuning: Arc::default() })
+        Ok(Self { shared: Arc::new(shared), tuning: Arc::default(), activations: Activations::default() })
     }
 
     /// Takes measured choices of implementations for the matrices that it will prepare. No answer depends on them.
     pub fn with_tuning(self, tuning: Tuning) -> Self {
         Self { tuning: Arc::new(tuning), ..self }
+    }
+
+    /// Rounds the activations that meet quantized weights so.
+    pub fn with_activations(self, activations: Activations) -> Self {
+        Self { activations, ..self }
+    }
+
+    fn product(
+        &self,
+        activations: Activations,
+        rows: usize,
+        x: &Buffer,
+        matrix: &PackedMatrix,
+        bias: Option<&Vector>,
+        out: &mut Buffer,
+    ) {
+        assert_eq!(x.cols(), matrix.cols(), "the input is as wide as the matrix");
+        assert_eq!(out.cols(), matrix.rows(), "the output is as wide as the matrix is high");
+        let context = gemm::Context { activations, ..gemm::Context::new(self.isa(), self.pool()) };
+        let bias = bias.map(Vector::values);
+        gemm::gemm(context, rows, x.rows(rows), matrix, bias, out.rows_mut(rows), &mut self.scratch().gemm);
     }
 
     fn pool(&self) -> &Pool {
@@ -121,7 +144,8 @@ impl Backend for Cpu {
     type KvCache = KvCache;
 
     fn info(&self) -> BackendInfo {
-        BackendInfo { name: "cpu", isa: self.isa().name(), threads: self.pool().threads(), numerics_class: "int15x32" }
+        let numerics_class = self.activations.class();
+        BackendInfo { name: "cpu", isa: self.isa().name(), threads: self.pool().threads(), numerics_class }
     }
 
     fn buffer(&self, rows: usize, cols: usize) -> Result<Buffer, Error> {
@@ -193,11 +217,11 @@ impl Backend for Cpu {
     }
 
     fn linear(&self, rows: usize, x: &Buffer, matrix: &PackedMatrix, bias: Option<&Vector>, out: &mut Buffer) {
-        assert_eq!(x.cols(), matrix.cols(), "the input is as wide as the matrix");
-        assert_eq!(out.cols(), matrix.rows(), "the output is as wide as the matrix is high");
-        let context = gemm::Context::new(self.isa(), self.pool());
-        let bias = bias.map(Vector::values);
-        gemm::gemm(context, rows, x.rows(rows), matrix, bias, out.rows_mut(rows), &mut self.scratch().gemm);
+        self.product(self.activations, rows, x, matrix, bias, out);
+    }
+
+    fn logits(&self, rows: usize, x: &Buffer, head: &PackedMatrix, out: &mut Buffer) {
+        self.product(Activations::Full, rows, x, head, None, out);
     }
 
     fn qk_norm(

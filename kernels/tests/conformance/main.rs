@@ -12,7 +12,7 @@ mod operations;
 mod softmax;
 
 use taper_kernels::cpu::isa::Isa;
-use taper_kernels::{Backend, Cpu, CpuConfig, Reference};
+use taper_kernels::{Activations, Backend, Cpu, CpuConfig, Reference};
 
 /// What every backend must pass.
 fn suite<B: Backend>(backend: &B) {
@@ -68,6 +68,11 @@ instances! {
 #[test]
 fn reference() {
     suite(&Reference::new());
+}
+
+#[test]
+fn cpu_with_mixed_activations() {
+    suite(&Cpu::new(CpuConfig::default()).unwrap().with_activations(Activations::Mixed));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::fixture::{How, LAYER, Sequences, download, upload};
 use half::{bf16, f16};
-use taper_kernels::{Backend, HeadLayout, MatrixData, Reference, Rope, RopeKind, WeightType};
+use taper_kernels::{Activations, Backend, HeadLayout, MatrixData, Reference, Rope, RopeKind, WeightType};
 use taper_testkit::approx::assert_close;
 use taper_testkit::rng::SplitMix;
 
@@ -110,7 +110,7 @@ fn float_products<B: Backend>(backend: &B) {
     }
 }
 
-/// Activations may be rounded to eight bits: the error of a product is then about half a percent of its typical size.
+/// Activations may be rounded: to fifteen bits, or to eight, with an error of about half a percent of a product's typical size.
 fn quantized_products<B: Backend>(backend: &B) {
     let mut rng = SplitMix::new(12);
     for weight_type in &WeightType::ALL[3..] {
@@ -130,8 +130,10 @@ fn check_quantized<B: Backend>(backend: &B, rng: &mut SplitMix, parts: &[(Weight
         |x: &mut dyn Iterator<Item = f32>, n: usize| (x.map(|x| x * x).sum::<f32>() / n as f32).sqrt();
     let size = root_mean_square(&mut expected.iter().copied(), expected.len());
     let difference = root_mean_square(&mut actual.iter().zip(&expected).map(|(a, e)| a - e), expected.len());
-    assert!(difference < 1.2e-4 * size, "{parts:?}, {rows} rows: {difference} of {size}");
-    assert_close(&actual, &expected, 6e-4 * size, 0.0);
+    let (typical, worst) =
+        if backend.info().numerics_class == Activations::Mixed.class() { (1e-2, 5e-2) } else { (1.2e-4, 6e-4) };
+    assert!(difference < typical * size, "{parts:?}, {rows} rows: {difference} of {size}");
+    assert_close(&actual, &expected, worst * size, 0.0);
 }
 
 fn norms<B: Backend>(backend: &B) {

@@ -1,7 +1,7 @@
 //! `taper calibrate` on the command line.
 
 use super::bench::ComputeArgs;
-use super::{AttentionKind, BackendKind, ModelArgs, SoftmaxKind};
+use super::{ActivationsKind, AttentionKind, BackendKind, ModelArgs, SoftmaxKind};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -34,6 +34,7 @@ impl CalibrateArgs {
             model: self.model.clone(),
             threads: self.compute.threads,
             isa: self.compute.isa.clone(),
+            activations: ActivationsKind::Full,
             backend: BackendKind::Cpu,
             attention: AttentionKind::Splitkv,
             softmax: SoftmaxKind::Online,

@@ -98,6 +98,7 @@ unsafe fn quantized_units<F: Quantized, const UNITS: usize, const ROWS: usize>(t
                 let quants = start + index * format.quant_bytes();
                 let scales = head + format.head_bytes() + index * format.scale_bytes();
                 let at = (block + index) * ROWS;
+                let fine = *task.fine.add(block + index) != 0;
                 let x = (task.digits.add(at * DIGITS), task.scales.add(at), task.terms.add(at * words));
                 let (next_quants, next_scales) = (ahead(quants), ahead(scales));
                 for (unit, sums) in sums.iter_mut().enumerate() {
@@ -112,7 +113,7 @@ unsafe fn quantized_units<F: Quantized, const UNITS: usize, const ROWS: usize>(t
                     let scaling = Scaling::load::<F>(base.add(head), base.add(scales), half);
                     for (row, sum) in sums.iter_mut().enumerate() {
                         let (digits, terms) = (x.0.add(row * DIGITS).cast::<i32>(), x.2.add(row * words));
-                        let integer = scaling.integer::<F>(&weights, digits, terms);
+                        let integer = scaling.integer::<F>(&weights, (digits, fine), terms);
                         *sum = scaling.add::<F>(integer, _mm256_set1_ps(*x.1.add(row)), terms, *sum);
                     }
                 }
@@ -191,12 +192,17 @@ const fn groups_in_int16(largest: i32) -> usize {
     if groups == 0 { 1 } else { groups }
 }
 
-/// Exact dot products of groups `from..to`, for eight rows.
+/// Exact dot products of groups `from..to`, for eight rows; unless the block is fine, with its high digits.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot<F: Quantized>(w: &[__m256i; 8], x: *const i32, from: usize, to: usize) -> __m256i {
-    // SAFETY: the eight groups of high digits are followed by those of low ones.
-    let (high, low) = unsafe { (dot_digits::<F>(w, x, from, to), dot_digits::<F>(w, x.add(8), from, to)) };
+unsafe fn dot<F: Quantized>(w: &[__m256i; 8], (x, fine): (*const i32, bool), from: usize, to: usize) -> __m256i {
+    // SAFETY: the eight groups of high digits ...
+    let high = unsafe { dot_digits::<F>(w, x, from, to) };
+    if !fine {
+        return high;
+    }
+    // SAFETY: ... are followed by those of low ones.
+    let low = unsafe { dot_digits::<F>(w, x.add(8), from, to) };
     _mm256_add_epi32(_mm256_slli_epi32::<{ LOW_BITS as i32 }>(high), low)
 }
 
@@ -279,7 +285,7 @@ impl Scaling {
     /// The exact integer of one block and row.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn integer<F: Quantized>(self, w: &[__m256i; 8], x: *const i32, terms: *const i32) -> __m256i {
+    unsafe fn integer<F: Quantized>(self, w: &[__m256i; 8], x: (*const i32, bool), terms: *const i32) -> __m256i {
         let format = F::FORMAT;
         let has_zero = !format.has_min() && !matches!(format.low, Low::Bytes);
         // SAFETY: the words that the type's terms have.

@@ -83,7 +83,12 @@ unsafe fn quantized_panel<F: Quantized, const ROWS: usize>(task: &Task, panel: u
                 let scaling = Scaling::load::<F>(base.add(head), base.add(scales));
                 let at = (block + index) * ROWS;
                 let (digits, terms) = (task.digits.add(at * DIGITS), task.terms.add(at * words));
-                let integers = integers::<F, ROWS>(base.add(quants), &scaling, digits, terms);
+                let planes = base.add(quants);
+                let integers = if *task.fine.add(block + index) == 0 {
+                    integers::<F, ROWS, false>(planes, &scaling, digits, terms)
+                } else {
+                    integers::<F, ROWS, true>(planes, &scaling, digits, terms)
+                };
                 for (row, sum) in sums.iter_mut().enumerate() {
                     let da = _mm512_set1_ps(*task.scales.add(at + row));
                     *sum = scaling.add::<F>(integers[row], da, terms.add(row * words), *sum);
@@ -150,11 +155,11 @@ unsafe fn unpack<F: Quantized>(planes: *const u8, g: usize) -> __m512i {
     value
 }
 
-/// The exact integers of one block and each row. A group is unpacked once and meets all rows before the next, so that the
-/// sums of as many rows as possible fit into registers.
+/// The exact integers of one block and each row; without FINE they are those of the high digits. A group is unpacked once and
+/// meets all rows before the next, so that the sums of as many rows as possible fit into registers.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn integers<F: Quantized, const ROWS: usize>(
+unsafe fn integers<F: Quantized, const ROWS: usize, const FINE: bool>(
     planes: *const u8,
     scaling: &Scaling,
     digits: *const i8,
@@ -164,11 +169,12 @@ unsafe fn integers<F: Quantized, const ROWS: usize>(
     let runs = if format.has_halves() { 2 } else { 1 };
     let mut integers = [none; ROWS];
     for run in 0..runs {
+        // Sums of the last digit begin with the terms.
         let (mut high, mut low) = ([none; ROWS], [none; ROWS]);
         if !format.has_min() {
-            for (row, low) in low.iter_mut().enumerate() {
+            for (row, last) in if FINE { &mut low } else { &mut high }.iter_mut().enumerate() {
                 // SAFETY: a row has the words of its type's terms, one per run.
-                *low = _mm512_set1_epi32(unsafe { *terms.add(row * format.terms().words() + run) });
+                *last = _mm512_set1_epi32(unsafe { *terms.add(row * format.terms().words() + run) });
             }
         }
         for g in 8 / runs * run..8 / runs * (run + 1) {
@@ -181,11 +187,16 @@ unsafe fn integers<F: Quantized, const ROWS: usize>(
                     (digits.add(g).read_unaligned(), digits.add(8 + g).read_unaligned())
                 };
                 high[row] = _mm512_dpbusd_epi32(high[row], w, _mm512_set1_epi32(x));
-                low[row] = _mm512_dpbusd_epi32(low[row], w, _mm512_set1_epi32(y));
+                if FINE {
+                    low[row] = _mm512_dpbusd_epi32(low[row], w, _mm512_set1_epi32(y));
+                }
             }
         }
         for row in 0..ROWS {
-            let mut integer = _mm512_add_epi32(_mm512_slli_epi32::<LOW_BITS>(high[row]), low[row]);
+            let mut integer = high[row];
+            if FINE {
+                integer = _mm512_add_epi32(_mm512_slli_epi32::<LOW_BITS>(integer), low[row]);
+            }
             if format.has_halves() {
                 integer = _mm512_mullo_epi32(integer, scaling.halves[run]);
             }

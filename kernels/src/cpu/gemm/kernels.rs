@@ -22,6 +22,8 @@ pub(crate) struct Task {
     pub(super) digits: *const i8,
     /// Their scales, `[block][rows]`.
     pub(super) scales: *const f32,
+    /// Whether any row of a block has low digits that are not zero, `[block]`.
+    pub(super) fine: *const u8,
     /// Their terms, `[block][rows][words]`.
     pub(super) terms: *const i32,
     /// The first output of the first row.

@@ -8,7 +8,10 @@
 //! `qa = round(x * (16256 / max|x|))`, ties to even (a block without a usable scale becomes zeros; one with an infinity or
 //! NaN gives NaN). With `qa = 128 high + low`, both int8, instructions that multiply bytes compute the integers below
 //! exactly: `i_b = 128 sum qw high + sum qw low`. (Seven bits and a sign would be half the products; they cost a hundred
-//! times the error: the log-probabilities of a model of 135 million parameters move by 0.1 instead of 0.001.)
+//! times the error: the log-probabilities of a model of 135 million parameters move by 0.1 instead of 0.001. In between is
+//! [`Activations::Mixed`]: blocks without outliers have `da = max|x| / 127`, `high = round(x * (127 / max|x|))`, and no low
+//! digit. Outliers are blocks whose largest magnitude is above 1.5 times the mean of the row's blocks' (summed in order); it
+//! moves them by 0.04.)
 //! Then for every output, with blocks b in ascending order and one accumulator that starts at zero:
 //!
 //! | weights | integer `i_b` (exact) | `acc = fma(f32(i_b), dw * da, acc)`, then |
@@ -42,7 +45,7 @@ mod shared;
 #[cfg(test)]
 mod tests;
 
-pub use activations::GemmScratch;
+pub use activations::{Activations, GemmScratch};
 pub use choice::{Choice, Shape, Tuning};
 pub(crate) use kernels::Kernels;
 pub use matrix::PackedMatrix;
@@ -62,6 +65,8 @@ pub struct Context<'a> {
     pub isa: Isa,
     /// Threads.
     pub pool: &'a Pool,
+    /// How activations are rounded for quantized weights.
+    pub activations: Activations,
     /// The implementation; `None` takes what the matrix was tuned for.
     pub choice: Option<Choice>,
 }
@@ -69,7 +74,7 @@ pub struct Context<'a> {
 impl<'a> Context<'a> {
     /// Everything up to an instruction set, chosen by shape.
     pub fn new(isa: Isa, pool: &'a Pool) -> Context<'a> {
-        Context { isa, pool, choice: None }
+        Context { isa, pool, activations: Activations::default(), choice: None }
     }
 }
 
@@ -116,7 +121,7 @@ pub fn gemm(
     if formats().next().is_some() {
         let mut wanted = [false; Terms::COUNT];
         formats().for_each(|format| wanted[format.terms() as usize] = true);
-        scratch.quantize(context.pool, kernels, tile_rows, (x, k), wanted);
+        scratch.quantize((context.pool, kernels, context.activations), tile_rows, (x, k), wanted);
     }
     let product =
         Multiplication { choice, tile_rows, kernels, matrix, rows, x, bias, out: SharedMut::new(out), scratch };
@@ -203,11 +208,13 @@ impl Multiplication<'_> {
         let (n, cols) = (self.matrix.rows(), self.matrix.cols());
         let first_output = first_panel * PANEL_ROWS;
         let column = part.first_row + first_output;
-        let (mut digits, mut scales, mut terms) = (std::ptr::null(), std::ptr::null(), std::ptr::null());
+        let (mut digits, mut scales) = (std::ptr::null(), std::ptr::null());
+        let (mut fine, mut terms) = (std::ptr::null(), std::ptr::null());
         if let Some(format) = Format::of(part.weight_type) {
             let first_block = first_row * (cols / BLOCK);
             digits = self.scratch.digits[first_block * DIGITS..].as_ptr();
             scales = self.scratch.scales[first_block..].as_ptr();
+            fine = self.scratch.fine[first_block..].as_ptr();
             terms = self.scratch.terms[format.terms() as usize][first_block * format.terms().words()..].as_ptr();
         }
         Task {
@@ -219,6 +226,7 @@ impl Multiplication<'_> {
             x: self.x[first_row * cols..].as_ptr(),
             digits,
             scales,
+            fine,
             terms,
             out: self.out.at(first_row * n + column),
             out_stride: n,

@@ -1,6 +1,6 @@
 //! The kernels in plain Rust: the order of sums that the others reproduce, and what machines without their instructions run.
 
-use super::activations::{DIGITS, LOW_BITS, RowTarget, block_scale};
+use super::activations::{DIGITS, LOW_BITS, RowTarget};
 use super::format::{BLOCK, Format, High, Low, PANEL_ROWS, Quantized, Scales};
 use super::kernels::{Kernels, Task, products};
 use super::portable;
@@ -18,26 +18,21 @@ impl Kernels {
 type Lanes<T> = [T; PANEL_ROWS];
 
 fn quantize_row(x: &[f32], mut target: RowTarget<'_>) {
-    for (block, x) in x.as_chunks::<BLOCK>().0.iter().enumerate() {
-        // Magnitudes order as their bits do, NaN above infinity.
-        let largest = x.iter().map(|x| x.to_bits() & 0x7FFF_FFFF).max().unwrap_or(0);
-        let (scale, factor) = block_scale(largest);
-        if factor == 0.0 {
-            target.put_zero(block, scale);
-            continue;
-        }
-        let index = target.index(block);
+    let blocks = x.as_chunks::<BLOCK>().0;
+    // Magnitudes order as their bits do, NaN above infinity.
+    let limit = target.limit(blocks.iter().map(|x| x.iter().map(|x| x.to_bits() & 0x7FFF_FFFF).max().unwrap_or(0)));
+    for (block, x) in blocks.iter().enumerate() {
+        let Some(rounding) = target.begin(block, limit) else { continue };
         let mut sums = [0; 2];
-        let (high, low) = target.digits(index).split_at_mut(BLOCK);
+        let (high, low) = target.digits(rounding.index).split_at_mut(BLOCK);
         for (i, &x) in x.iter().enumerate() {
-            let value = (x * factor).round_ties_even() as i32;
+            let value = ((x * rounding.factor).round_ties_even() as i32) << rounding.shift;
             let rounded = (value + (1 << (LOW_BITS - 1))) >> LOW_BITS;
             high[i] = rounded as i8;
             low[i] = (value - (rounded << LOW_BITS)) as i8;
             sums[i / 16] += value;
         }
-        target.scales[index] = scale;
-        target.sums[index] = sums;
+        target.sums[rounding.index] = sums;
     }
 }
 
@@ -117,10 +112,11 @@ pub(super) unsafe fn quantized<F: Quantized>(task: &Task) {
     let (blocks, words) = (task.cols / BLOCK, format.terms().words());
     for index in 0..task.num_panels {
         // SAFETY: the task's panels are `panel_bytes` each; its activations are as long as the tile's blocks.
-        let (panel, digits, scales, terms) = unsafe {
+        let (panel, digits, fine, scales, terms) = unsafe {
             (
                 std::slice::from_raw_parts(task.panels.add(index * task.panel_bytes), task.panel_bytes),
                 std::slice::from_raw_parts(task.digits.cast::<[i8; DIGITS]>(), blocks * task.rows),
+                std::slice::from_raw_parts(task.fine, blocks),
                 std::slice::from_raw_parts(task.scales, blocks * task.rows),
                 std::slice::from_raw_parts(task.terms, blocks * task.rows * words),
             )
@@ -132,7 +128,8 @@ pub(super) unsafe fn quantized<F: Quantized>(task: &Task) {
             let scaling = Scaling::read(format, &panel[place.head..], &panel[place.scales..]);
             for (row, sums) in sums[..task.rows].iter_mut().enumerate() {
                 let at = block * task.rows + row;
-                scaling.add(format, &weights, &digits[at], scales[at], &terms[at * words..][..words], sums);
+                let activations = (&digits[at], fine[block] != 0, scales[at]);
+                scaling.add(format, &weights, activations, &terms[at * words..][..words], sums);
             }
         }
         // SAFETY: the caller's obligation.
@@ -208,7 +205,14 @@ impl Scaling {
     }
 
     /// Adds one block of one row to its sixteen sums: the formulas of the module's table.
-    fn add(&self, format: Format, w: &[[u8; 64]; 8], x: &[i8; DIGITS], da: f32, terms: &[i32], sums: &mut Lanes<f32>) {
+    fn add(
+        &self,
+        format: Format,
+        w: &[[u8; 64]; 8],
+        (x, fine, da): (&[i8; DIGITS], bool, f32),
+        terms: &[i32],
+        sums: &mut Lanes<f32>,
+    ) {
         let zeros = if format.has_min() { [0; 2] } else { [terms[0], if format.has_halves() { terms[1] } else { 0 }] };
         let (high, low) = x.split_at(BLOCK);
         for lane in 0..PANEL_ROWS {
@@ -218,7 +222,7 @@ impl Scaling {
                     let four = w[4 * lane..][..4].iter().zip(&x[4 * group..]);
                     four.map(|(&w, &x)| i32::from(w) * i32::from(x)).sum::<i32>()
                 };
-                dots[group / 4] += (dot(high) << LOW_BITS) + dot(low);
+                dots[group / 4] += if fine { (dot(high) << LOW_BITS) + dot(low) } else { dot(high) };
             }
             let integer = dots[0] * self.halves[0][lane] + dots[1] * self.halves[1][lane];
             sums[lane] = (integer as f32).mul_add(self.factor[lane] * da, sums[lane]);

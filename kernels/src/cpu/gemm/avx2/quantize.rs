@@ -1,31 +1,33 @@
 //! Rounding of activations to two digits for AVX2; see [`crate::cpu::gemm`] for the rule.
 
-use crate::cpu::gemm::activations::{LOW_BITS, RowTarget, block_scale};
+use crate::cpu::gemm::activations::{LOW_BITS, RowTarget};
 use crate::cpu::gemm::format::BLOCK;
 use std::arch::x86_64::*;
 
 /// One row.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn quantize_row(x: &[f32], mut target: RowTarget<'_>) {
-    let magnitude = _mm256_set1_epi32(0x7FFF_FFFF);
-    for (block, x) in x.as_chunks::<BLOCK>().0.iter().enumerate() {
+    let blocks = x.as_chunks::<BLOCK>().0;
+    let quarters = |x: &[f32; BLOCK]| {
         // SAFETY: the four quarters of 32 floats.
-        let quarters = [0, 8, 16, 24].map(|at| unsafe { _mm256_loadu_ps(x.as_ptr().add(at)) });
-        let bits = quarters.map(|x| _mm256_and_si256(_mm256_castps_si256(x), magnitude));
+        [0, 8, 16, 24].map(|at| unsafe { _mm256_loadu_ps(x.as_ptr().add(at)) })
+    };
+    let magnitude = _mm256_set1_epi32(0x7FFF_FFFF);
+    let limit = target.limit(blocks.iter().map(|x| {
+        let bits = quarters(x).map(|x| _mm256_and_si256(_mm256_castps_si256(x), magnitude));
         // With the sign cleared, signed and unsigned order agree.
         let largest = _mm256_max_epi32(_mm256_max_epi32(bits[0], bits[1]), _mm256_max_epi32(bits[2], bits[3]));
         let largest = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256::<1>(largest));
         let largest = _mm_max_epi32(largest, _mm_shuffle_epi32::<0b01_00_11_10>(largest));
         let largest = _mm_max_epi32(largest, _mm_shuffle_epi32::<0b10_11_00_01>(largest));
-        let (scale, factor) = block_scale(_mm_cvtsi128_si32(largest).cast_unsigned());
-        if factor == 0.0 {
-            target.put_zero(block, scale);
-            continue;
-        }
-        let factor = _mm256_set1_ps(factor);
+        _mm_cvtsi128_si32(largest).cast_unsigned()
+    }));
+    for (block, x) in blocks.iter().enumerate() {
+        let Some(rounding) = target.begin(block, limit) else { continue };
+        let (factor, shift) = (_mm256_set1_ps(rounding.factor), _mm_cvtsi32_si128(rounding.shift.cast_signed()));
         // The default rounding of a conversion is to nearest, ties to even.
-        let integers = quarters.map(|x| _mm256_cvtps_epi32(_mm256_mul_ps(x, factor)));
-        let index = target.index(block);
+        let round = |x: __m256| _mm256_sll_epi32(_mm256_cvtps_epi32(_mm256_mul_ps(x, factor)), shift);
+        let integers = quarters(x).map(round);
         // Fifteen bits fit into int16, where the digits are taken. Packing works within 128-bit lanes; the permutation puts
         // the eight runs of four bytes in order.
         let words = [_mm256_packs_epi32(integers[0], integers[1]), _mm256_packs_epi32(integers[2], integers[3])];
@@ -33,7 +35,7 @@ pub(super) fn quantize_row(x: &[f32], mut target: RowTarget<'_>) {
         let high = words.map(|word| _mm256_srai_epi16::<{ LOW_BITS as i32 }>(_mm256_add_epi16(word, half_step)));
         let low = [0, 1].map(|i| _mm256_sub_epi16(words[i], _mm256_slli_epi16::<{ LOW_BITS as i32 }>(high[i])));
         let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-        let place = target.digits(index).as_mut_ptr();
+        let place = target.digits(rounding.index).as_mut_ptr();
         for (at, digits) in [(0, high), (BLOCK, low)] {
             let bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(digits[0], digits[1]), order);
             // SAFETY: 32 bytes of 64.
@@ -45,7 +47,6 @@ pub(super) fn quantize_row(x: &[f32], mut target: RowTarget<'_>) {
             let sum = _mm_add_epi32(sum, _mm_shuffle_epi32::<0b01_00_11_10>(sum));
             _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32::<0b10_11_00_01>(sum)))
         };
-        target.scales[index] = scale;
-        target.sums[index] = [sum(integers[0], integers[1]), sum(integers[2], integers[3])];
+        target.sums[rounding.index] = [sum(integers[0], integers[1]), sum(integers[2], integers[3])];
     }
 }
