@@ -1,0 +1,52 @@
+//! Figures by length, in words.
+
+use crate::quantile;
+
+/// From which length on online is faster than three passes; `speeds` are (length, speed over three passes), by length.
+pub(super) fn crossing(speeds: &[(f64, f64)]) -> String {
+    let faster: Vec<&(f64, f64)> = speeds.iter().filter(|(_, speed)| *speed > 1.0).collect();
+    let slower = speeds.iter().rposition(|(_, speed)| *speed <= 1.0);
+    match (faster.as_slice(), slower.map_or(0, |last| last + 1)) {
+        ([], _) => "online is faster than three passes at no length".into(),
+        (_, 0) => "online is faster than three passes at every length".into(),
+        (faster, from) if faster.len() == speeds.len() - from => {
+            format!("online is faster than three passes from {} scores on", speeds[from].0)
+        }
+        (faster, _) => {
+            let at: Vec<String> = faster.iter().map(|(len, _)| len.to_string()).collect();
+            format!("online and three passes cross more than once: online is faster at {}", at.join(", "))
+        }
+    }
+}
+
+/// What keeping a running maximum costs; `times` are (length, time of online over bounded).
+pub(super) fn cost(times: &[(f64, f64)]) -> String {
+    let percent = |q| (quantile(&times.iter().map(|(_, ratio)| *ratio).collect::<Vec<_>>(), q) - 1.0) * 100.0;
+    format!(
+        "running maxima cost {:+.0} % in the middle, {:+.0} % to {:+.0} % over the lengths: time of online over bounded",
+        percent(0.5),
+        percent(0.0),
+        percent(1.0)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crossing_is_where_online_stays_faster() {
+        let at = |speeds: [f64; 3]| crossing(&[(128.0, speeds[0]), (256.0, speeds[1]), (512.0, speeds[2])]);
+        assert_eq!(at([0.9, 1.1, 1.2]), "online is faster than three passes from 256 scores on");
+        assert_eq!(at([0.9, 1.0, 0.8]), "online is faster than three passes at no length");
+        assert_eq!(at([1.1, 1.1, 1.2]), "online is faster than three passes at every length");
+        assert_eq!(at([1.1, 0.9, 1.2]), "online and three passes cross more than once: online is faster at 128, 512");
+        assert!(at([1.1, 0.9, 0.8]).ends_with("faster at 128"));
+    }
+
+    #[test]
+    fn a_cost_has_its_range() {
+        let words = cost(&[(1.0, 0.98), (2.0, 1.2), (4.0, 1.1)]);
+        assert!(words.contains("+10 % in the middle, -2 % to +20 %"), "{words}");
+    }
+}
