@@ -132,6 +132,5 @@ fn faster(name: &str, ring_bytes: usize) -> Result<Ring> {
         Ok((best, ring))
     };
     let ((half, half_ring), (single, single_ring)) = (timed(DType::F16)?, timed(DType::F32)?);
-    eprintln!("{name} {half} {single}");
     Ok(if half < single { half_ring } else { single_ring })
 }

@@ -2,8 +2,8 @@
 //! running maximum costs.
 //!
 //! Each length is taken twice. *Cached*: the same rows again and again, which the caches hold while they fit. *Memory*: a ring
-//! of rows, scores and outputs larger together than any cache. A call has at least one row for every thread. The schemes take
-//! turns. Scores are of a usual size, so the unified schemes recompute nothing; a row says so. Its figure is the time of a
+//! of rows, scores and outputs larger together than any cache. A call has as many rows for every thread. The schemes take
+//! turns. Scores are of a usual size, so the unified schemes recompute nothing; a row that did says so. Its figure is the time of a
 //! call over its rows; the bandwidth of rows in memory counts every score read and every probability written once, 8 bytes an
 //! element, whatever a scheme reads again.
 
@@ -28,8 +28,8 @@ pub const DEFAULT_POWERS: [u32; 14] = [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 
 
 /// Scores that are made once and repeated: a length of its own, so that rows differ.
 const PATTERN: usize = 1009;
-/// Fewest scores of one call: short rows are taken many at a time, as a step of a model has many.
-const SCORES_PER_CALL: usize = 1 << 14;
+/// Fewest scores of one call for each thread: short rows are taken many at a time, as a step of a model has many.
+const SCORES_PER_THREAD: usize = 1 << 15;
 
 /// What is measured.
 #[derive(Debug, Clone)]
@@ -69,7 +69,7 @@ impl Place {
 pub fn measure(isa: Isa, cases: &Cases, progress: &mut dyn FnMut(&str)) -> Result<Vec<Measurement>, Error> {
     let longest = cases.lens.iter().copied().max().unwrap_or(1);
     let threads = cases.threads.iter().copied().max().unwrap_or(1);
-    let longest_call = longest * rows_per_call(longest, threads) + SCORES_PER_CALL;
+    let longest_call = (longest + SCORES_PER_THREAD) * threads;
     let len = (cases.ring_bytes / (2 * size_of::<f32>())).max(longest_call);
     afford(len.saturating_mul(2 * size_of::<f32>()))?;
     let mut ring = Ring {
@@ -84,7 +84,9 @@ pub fn measure(isa: Isa, cases: &Cases, progress: &mut dyn FnMut(&str)) -> Resul
         for place in Place::ALL {
             for &len in &cases.lens {
                 let rows = ring.one_length(Context::new(isa, &pool), cases.effort, (pool.threads(), place, len));
-                let of_row = |row: &Measurement| format!("{} {:.2}", row.params["scheme"], row.summary.median);
+                let of_row = |row: &Measurement| {
+                    format!("{} {:.2}", row.params["scheme"].as_str().unwrap_or_default(), row.summary.median)
+                };
                 let group = group_name(pool.threads(), place.name());
                 progress(&format!("{group}, {len}, us: {}", rows.iter().map(of_row).collect::<Vec<_>>().join(", ")));
                 measured.extend(rows);
@@ -163,7 +165,7 @@ impl Ring {
 
 /// Rows of a call: as many for each thread.
 fn rows_per_call(len: usize, threads: usize) -> usize {
-    (SCORES_PER_CALL / len).max(1).next_multiple_of(threads)
+    (SCORES_PER_THREAD / len).max(1) * threads
 }
 
 fn group_name(threads: usize, place: &str) -> String {
@@ -222,7 +224,10 @@ const COLUMNS: [Column; 4] = [
         title: "OVER BOUNDED",
         cell: |row| number(row, "time_over_bounded").map(|ratio| format!("{:+.0} %", (ratio - 1.0) * 100.0)),
     },
-    Column { title: "RECOMPUTED", cell: |row| number(row, "recomputed_rows").map(|rows| rows.to_string()) },
+    Column {
+        title: "RECOMPUTED",
+        cell: |row| number(row, "recomputed_rows").filter(|rows| *rows > 0.0).map(|rows| rows.to_string()),
+    },
 ];
 
 fn number(record: &Record, name: &str) -> Option<f64> {

@@ -2,21 +2,20 @@
 
 use crate::quantile;
 
-/// From which length on online is faster than three passes; `speeds` are (length, speed over three passes), by length.
+/// Where online is faster than three passes; `speeds` are (length, speed over three passes), by length.
 pub(super) fn crossing(speeds: &[(f64, f64)]) -> String {
-    let faster: Vec<&(f64, f64)> = speeds.iter().filter(|(_, speed)| *speed > 1.0).collect();
-    let slower = speeds.iter().rposition(|(_, speed)| *speed <= 1.0);
-    match (faster.as_slice(), slower.map_or(0, |last| last + 1)) {
-        ([], _) => "online is faster than three passes at no length".into(),
-        (_, 0) => "online is faster than three passes at every length".into(),
-        (faster, from) if faster.len() == speeds.len() - from => {
-            format!("online is faster than three passes from {} scores on", speeds[from].0)
-        }
-        (faster, _) => {
-            let at: Vec<String> = faster.iter().map(|(len, _)| len.to_string()).collect();
-            format!("online and three passes cross more than once: online is faster at {}", at.join(", "))
-        }
-    }
+    // From there on, online is faster at every length.
+    let from = speeds.iter().rposition(|(_, speed)| *speed <= 1.0).map_or(0, |last| last + 1);
+    let before: Vec<String> =
+        speeds[..from].iter().filter(|(_, speed)| *speed > 1.0).map(|(len, _)| len.to_string()).collect();
+    let at = match (speeds.get(from), before.is_empty()) {
+        (Some(_), _) if from == 0 => "at every length".into(),
+        (Some((len, _)), true) => format!("from {len} scores on"),
+        (Some((len, _)), false) => format!("from {len} scores on, and at {}", before.join(", ")),
+        (None, true) => "at no length".into(),
+        (None, false) => format!("at {} only", before.join(", ")),
+    };
+    format!("online is faster than three passes {at}")
 }
 
 /// What keeping a running maximum costs; `times` are (length, time of online over bounded).
