@@ -39,8 +39,8 @@ mod tests {
         assert_eq!(at([0.9, 1.1, 1.2]), "online is faster than three passes from 256 scores on");
         assert_eq!(at([0.9, 1.0, 0.8]), "online is faster than three passes at no length");
         assert_eq!(at([1.1, 1.1, 1.2]), "online is faster than three passes at every length");
-        assert_eq!(at([1.1, 0.9, 1.2]), "online and three passes cross more than once: online is faster at 128, 512");
-        assert!(at([1.1, 0.9, 0.8]).ends_with("faster at 128"));
+        assert!(at([1.1, 0.9, 1.2]).ends_with("from 512 scores on, and at 128"));
+        assert!(at([1.1, 0.9, 0.8]).ends_with("at 128 only"));
     }
 
     #[test]
