@@ -153,21 +153,23 @@ fn attention_has_a_row_per_arm_with_its_speed_over_candle() {
     let candle = ["--candle-driver", "./driver", "--candle-keys", "64"];
     let output = taper(&folder, &[&TINY_ATTENTION[..], &files, &candle].concat());
     let table = stdout(&output);
-    for part in ["X CANDLE", "RECOMPUTED", "WORKS IN", "4 KiB", "4/2x32 b1: running maxima cost", "% at 320"] {
+    for part in
+        ["OF READS", "X CANDLE", "RECOMPUTED", "WORKS IN", "4 KiB", "4/2x32 b1: running maxima cost", "% at 320"]
+    {
         assert!(table.contains(part), "{part} in\n{table}");
     }
     let rows = rows(&std::fs::read_to_string(folder.path().join("rows.json")).unwrap());
     rows.iter().for_each(check);
     let cases: Vec<&str> = rows.iter().map(|row| row["case"].as_str().unwrap()).collect();
-    assert_eq!(cases.len(), 2 * (5 + 4), "candle at 64 keys only: {cases:?}");
+    assert_eq!(cases.len(), 2 * (6 + 5), "candle at 64 keys only: {cases:?}");
     assert_eq!(cases[..2], ["4/2x32 b1@64 online", "4/2x32 b1@64 calibrated"]);
-    assert_eq!(cases[4..6], ["4/2x32 b1@64 candle", "4/2x32 b1@320 online"]);
-    assert!(rows.iter().all(|row| row["unit"] == "us" && row["params"]["working_bytes"].as_u64() > Some(0)));
+    assert_eq!(cases[4..7], ["4/2x32 b1@64 candle", "4/2x32 b1@64 reads", "4/2x32 b1@320 online"]);
+    assert!(rows.iter().all(|row| row["unit"] == "us" && row["params"]["of_reads"].as_f64() > Some(0.0)));
     let (online, candle) = (&rows[0], &rows[4]);
     assert_eq!((candle["median"].as_f64(), &candle["params"]["kv"]), (Some(3.6e9), &"F32".into()));
     assert_eq!(candle["bytes"].as_f64(), online["bytes"].as_f64().map(|bytes| 2.0 * bytes), "float32 is twice as long");
     assert!(online["params"]["over_candle"].as_f64() > Some(1000.0) && candle["params"]["over_candle"] == 1.0);
-    assert_eq!((&rows[2]["params"]["recomputed_rows"], rows[5]["params"].get("over_candle")), (&0.into(), None));
+    assert_eq!((&rows[2]["params"]["recomputed_rows"], rows[6]["params"].get("over_candle")), (&0.into(), None));
     let page = std::fs::read_to_string(folder.path().join("report.html")).unwrap();
     assert!(page.contains("4/2x32 b2, keys and values read") && page.contains("running maxima cost"), "{page}");
 }
@@ -180,7 +182,7 @@ fn attention_without_candle_says_so_and_takes_pieces_of_prompts() {
     rows.iter().for_each(check);
     assert!(String::from_utf8_lossy(&output.stderr).contains("candle is left out"));
     let attention: Vec<&Value> = rows.iter().filter(|row| row["bench"] == "attention").collect();
-    assert_eq!((attention.len(), &attention[0]["params"]["kv"]), (16, &"Q8_0".into()));
+    assert_eq!((attention.len(), &attention[0]["params"]["kv"]), (20, &"Q8_0".into()));
     assert!(attention.iter().all(|row| row["share"].is_number() && row["params"]["rows"] == 8));
     let output = taper(&folder(), &["bench", "attention", "--heads", "8/3x64"]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("32/8x64"));

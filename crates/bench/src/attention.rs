@@ -1,11 +1,13 @@
 //! Attention of generated tokens, by keys, batch and heads: our ways to compute it and candle's tensors, in turns.
 //!
 //! Calls walk a ring of layers, larger together than any cache, so keys and values come from memory as they do in a model.
-//! A row gives microseconds per call of one layer, and beside them the bandwidth at which keys and values were read once.
+//! A row gives microseconds per call of one layer, and beside them the bandwidth at which keys and values were read once. As
+//! many bytes are read by plain loads in the same rounds, because memory's speed may change between one second and the next.
 
 mod arm;
 mod heads;
 mod kv_ring;
+mod plain_reads;
 
 pub use arm::Arm;
 pub use heads::{Heads, Shape};
@@ -15,6 +17,7 @@ use crate::plot::{Plot, Series};
 use crate::statistics::{ratio, sample};
 use crate::{Column, Effort, Error, Findings, Measurement, Record, Summary, figure, params};
 use kv_ring::KvRing;
+use plain_reads::PlainReads;
 use serde_json::Value;
 use taper_kernels::{Cpu, KvDtype};
 
@@ -61,13 +64,14 @@ pub fn measure(
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Measurement>, Error> {
     let mut measured = Vec::new();
+    let mut reads = PlainReads::new(cpu, cases.ring_bytes)?;
     for &heads in &cases.heads {
         for &batch in &cases.batches {
             for &len in &cases.lens {
                 let shape = Shape { heads, batch, len };
                 // Candle's tensors know no causal mask here, and a generated token needs none.
                 let candle = candle.as_mut().filter(|_| len <= cases.candle_keys && cases.rows == 1);
-                let rows = one_shape(cpu, cases, shape, candle)?;
+                let rows = one_shape(cpu, cases, shape, (candle, &mut reads))?;
                 let of_row = |row: &Measurement| format!("{} {:.0}", row.case, row.summary.median);
                 progress(&format!("us per call: {}", rows.iter().map(of_row).collect::<Vec<_>>().join(", ")));
                 measured.extend(rows);
@@ -81,7 +85,7 @@ fn one_shape(
     cpu: &Cpu,
     cases: &Cases,
     shape: Shape,
-    mut candle: Option<&mut Candle>,
+    (mut candle, reads): (Option<&mut Candle>, &mut PlainReads),
 ) -> Result<Vec<Measurement>, Error> {
     let mut ring = KvRing::new(cpu, shape, cases)?;
     let arms: Vec<Arm> = Arm::ALL.into_iter().filter(|arm| *arm != Arm::Candle || candle.is_some()).collect();
@@ -89,6 +93,7 @@ fn one_shape(
     let mut theirs = None;
     let seconds = cases.effort.rounds(arms.len(), |index| match (&mut candle, arms[index].ours()) {
         (_, Some(way)) => Ok::<f64, Error>(sample(|| recomputed[index] += ring.attend(way))),
+        (_, None) if arms[index] == Arm::Reads => Ok(sample(|| reads.read(ring.bytes_per_call()))),
         (Some(candle), None) => {
             let answer = candle.attention(shape)?;
             let seconds = answer.median;
@@ -117,12 +122,15 @@ fn one_shape(
                     (ring.flops_per_call() / Summary::of(&seconds[index]).median / 1e9).into(),
                 );
             }
-            (None, Some(answer)) => {
+            (None, Some(answer)) if arm == Arm::Candle => {
                 params.insert("kv".into(), answer.kv.clone().into());
                 params.insert("working_bytes".into(), answer.working_bytes.into());
                 bytes *= if answer.kv == "F32" { 2.0 } else { 1.0 };
             }
-            (None, None) => {}
+            (None, _) => {}
+        }
+        if let Some(reads) = of(Arm::Reads) {
+            params.insert("of_reads".into(), ratio(reads, &seconds[index]).into());
         }
         if arm.is_unified() {
             params.insert("recomputed_rows".into(), recomputed[index].into());
@@ -190,7 +198,8 @@ pub fn findings(records: &[Record], ceiling: Option<f64>) -> Findings {
     }
 }
 
-const COLUMNS: [Column; 3] = [
+const COLUMNS: [Column; 4] = [
+    Column { title: "OF READS", cell: |row| number(row, "of_reads").map(|share| format!("{:.0} %", share * 100.0)) },
     Column { title: "X CANDLE", cell: |row| number(row, "over_candle").map(figure) },
     Column { title: "RECOMPUTED", cell: |row| number(row, "recomputed_rows").map(|rows| rows.to_string()) },
     Column {
@@ -235,14 +244,14 @@ mod tests {
     fn every_arm_of_every_shape_has_a_row() {
         let rows = measured(&cases(&[7, 300], 1));
         let names: Vec<&str> = rows.iter().map(|row| row.case.as_str()).collect();
-        assert_eq!(names.len(), 2 * 2 * 4);
+        assert_eq!(names.len(), 2 * 2 * 5);
         assert_eq!(names[0], "4/2x16 b1@7 online");
-        assert_eq!(names[15], "4/2x16 b3@300 naive");
+        assert_eq!(names[18], "4/2x16 b3@300 naive");
         // Two bytes of keys and of values for 300 x 2 x 16 elements of each of three sequences.
-        assert_eq!(rows[15].bytes, Some(2.0 * 2.0 * 300.0 * 32.0 * 3.0));
+        assert_eq!(rows[18].bytes, Some(2.0 * 2.0 * 300.0 * 32.0 * 3.0));
         assert!(rows.iter().all(|row| row.params["ring_bytes"].as_u64() >= Some(1 << 16)));
-        let unified: Vec<bool> = rows[..4].iter().map(|row| row.params.contains_key("recomputed_rows")).collect();
-        assert_eq!(unified, [false, true, true, false]);
+        let unified: Vec<bool> = rows[..5].iter().map(|row| row.params.contains_key("recomputed_rows")).collect();
+        assert_eq!(unified, [false, true, true, false, false]);
         assert!(rows[1].params["recomputed_rows"] == 0 && rows[2].params["recomputed_rows"] == 0);
     }
 

@@ -15,11 +15,13 @@ pub enum Arm {
     Naive,
     /// Candle's tensors with all scores in memory.
     Candle,
+    /// No attention: as many bytes as its keys and values read by plain loads, the ceiling of the same moments.
+    Reads,
 }
 
 impl Arm {
     /// All of them.
-    pub const ALL: [Arm; 5] = [Arm::Online, Arm::Calibrated, Arm::Bounded, Arm::Naive, Arm::Candle];
+    pub const ALL: [Arm; 6] = [Arm::Online, Arm::Calibrated, Arm::Bounded, Arm::Naive, Arm::Candle, Arm::Reads];
 
     /// The name in rows.
     pub fn name(self) -> &'static str {
@@ -29,6 +31,7 @@ impl Arm {
             Arm::Bounded => "bounded",
             Arm::Naive => "naive",
             Arm::Candle => "candle",
+            Arm::Reads => "reads",
         }
     }
 
@@ -37,14 +40,14 @@ impl Arm {
         matches!(self, Arm::Calibrated | Arm::Bounded)
     }
 
-    /// How our kernels are told; `None` for another program.
+    /// How our kernels are told; `None` for what is not attention of ours.
     pub(super) fn ours(self) -> Option<Way> {
         match self {
             Arm::Online => Some((AttentionScheme::SplitKv, Softmax::Online)),
             Arm::Calibrated => Some((AttentionScheme::SplitKv, Softmax::Calibrated(&[]))),
             Arm::Bounded => Some((AttentionScheme::SplitKv, Softmax::Bounded)),
             Arm::Naive => Some((AttentionScheme::Naive, Softmax::Online)),
-            Arm::Candle => None,
+            Arm::Candle | Arm::Reads => None,
         }
     }
 }
