@@ -120,6 +120,95 @@ fn rows_and_report_go_to_files_and_the_table_to_stdout() {
     assert!(page.contains("taper bench gemm --threads 2") && !page.contains("http"), "{page}");
 }
 
+const TINY_ATTENTION: [&str; 16] = [
+    "bench",
+    "attention",
+    "--threads",
+    "2",
+    "--heads",
+    "4/2x32",
+    "--keys",
+    "64,320",
+    "--batch",
+    "1,2",
+    "--ring-mib",
+    "1",
+    "--repeat",
+    "2",
+    "--time-ms",
+    "0",
+];
+
+#[test]
+fn attention_has_a_row_per_arm_with_its_speed_over_candle() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = folder();
+    let driver = folder.path().join("driver");
+    // Stands in for candle's tensors: an hour a call, whatever is asked.
+    let script = "#!/bin/sh\n[ \"$1 $2 $3\" = 'attention 2 1048576' ] || exit 1\nwhile read -r name; do \
+                  echo \"{\\\"case\\\": \\\"$name\\\", \\\"median\\\": 3600, \\\"working_bytes\\\": 4096, \\\"kv\\\": \\\"F32\\\"}\"; done\n";
+    std::fs::write(&driver, script).unwrap();
+    std::fs::set_permissions(&driver, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let files = ["--bandwidth-mib", "0", "--json", "rows.json", "--report", "report.html"];
+    let candle = ["--candle-driver", "./driver", "--candle-keys", "64"];
+    let output = taper(&folder, &[&TINY_ATTENTION[..], &files, &candle].concat());
+    let table = stdout(&output);
+    for part in
+        ["OF READS", "X CANDLE", "RECOMPUTED", "WORKS IN", "4 KiB", "4/2x32 b1: running maxima cost", "% at 320"]
+    {
+        assert!(table.contains(part), "{part} in\n{table}");
+    }
+    let rows = rows(&std::fs::read_to_string(folder.path().join("rows.json")).unwrap());
+    rows.iter().for_each(check);
+    let cases: Vec<&str> = rows.iter().map(|row| row["case"].as_str().unwrap()).collect();
+    assert_eq!(cases.len(), 2 * (6 + 5), "candle at 64 keys only: {cases:?}");
+    assert_eq!(cases[..2], ["4/2x32 b1@64 online", "4/2x32 b1@64 calibrated"]);
+    assert_eq!(cases[4..7], ["4/2x32 b1@64 candle", "4/2x32 b1@64 reads", "4/2x32 b1@320 online"]);
+    assert!(rows.iter().all(|row| row["unit"] == "us" && row["params"]["of_reads"].as_f64() > Some(0.0)));
+    let (online, candle) = (&rows[0], &rows[4]);
+    assert_eq!((candle["median"].as_f64(), &candle["params"]["kv"]), (Some(3.6e9), &"F32".into()));
+    assert_eq!(candle["bytes"].as_f64(), online["bytes"].as_f64().map(|bytes| 2.0 * bytes), "float32 is twice as long");
+    assert!(online["params"]["over_candle"].as_f64() > Some(1000.0) && candle["params"]["over_candle"] == 1.0);
+    assert_eq!((&rows[2]["params"]["recomputed_rows"], rows[6]["params"].get("over_candle")), (&0.into(), None));
+    let page = std::fs::read_to_string(folder.path().join("report.html")).unwrap();
+    assert!(page.contains("4/2x32 b2, keys and values read") && page.contains("running maxima cost"), "{page}");
+}
+
+#[test]
+fn attention_without_candle_says_so_and_takes_pieces_of_prompts() {
+    let more = ["--rows", "8", "--kv", "q8_0", "--bandwidth-mib", "4", "--json"];
+    let output = taper(&folder(), &[&TINY_ATTENTION[..], &more].concat());
+    let rows = rows(stdout(&output));
+    rows.iter().for_each(check);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("candle is left out"));
+    let attention: Vec<&Value> = rows.iter().filter(|row| row["bench"] == "attention").collect();
+    assert_eq!((attention.len(), &attention[0]["params"]["kv"]), (20, &"Q8_0".into()));
+    assert!(attention.iter().all(|row| row["share"].is_number() && row["params"]["rows"] == 8));
+    let output = taper(&folder(), &["bench", "attention", "--heads", "8/3x64"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("32/8x64"));
+}
+
+#[test]
+fn softmax_has_a_row_per_scheme_and_says_where_online_crosses_three_passes() {
+    let folder = folder();
+    let arguments = ["bench", "softmax", "--threads", "2", "--powers", "7,10", "--ring-mib", "1", "--repeat", "1"];
+    let files = ["--time-ms", "0", "--bandwidth-mib", "4", "--json", "rows.json", "--report", "report.html"];
+    let output = taper(&folder, &[&arguments[..], &files].concat());
+    let table = stdout(&output);
+    for part in ["X THREE-PASS", "OVER BOUNDED", "1 thread cached: online ", "2 threads memory: running maxima cost"] {
+        assert!(table.contains(part), "{part} in\n{table}");
+    }
+    let rows = rows(&std::fs::read_to_string(folder.path().join("rows.json")).unwrap());
+    rows.iter().for_each(check);
+    let softmax: Vec<&Value> = rows.iter().filter(|row| row["bench"] == "softmax").collect();
+    assert_eq!(softmax.len(), 2 * 2 * 2 * 8, "threads, places, lengths, schemes");
+    assert_eq!(softmax[1]["case"], "1 thread cached, 128 online");
+    assert_eq!((softmax[0]["threads"].as_u64(), softmax[63]["threads"].as_u64()), (Some(1), Some(2)));
+    assert!(softmax.iter().all(|row| row["gbps"].is_number() == (row["params"]["place"] == "memory")));
+    let page = std::fs::read_to_string(folder.path().join("report.html")).unwrap();
+    assert!(page.contains("Speed of online, x three-pass") && page.matches("<svg").count() == 6, "{page}");
+}
+
 #[test]
 fn a_file_that_cannot_be_written_is_told_before_anything_is_measured() {
     for flag in ["--json", "--report"] {

@@ -1,11 +1,13 @@
-//! Candle's own network as a peer, in a process of its own (`bench/candle_baseline`).
+//! Candle as a peer, its own network or its tensors, in a process of its own (`bench/candle_baseline`).
 //!
 //! A process apart, because candle chooses its instruction set when it is compiled: inside a program that runs on every
 //! machine it would compute without AVX, and the comparison would flatter us. Built apart it is built for this machine.
-//! The driver loads the file once and answers a case per line, so that samples alternate with ours.
+//! The driver prepares its data once and answers a case per line, so that samples alternate with ours.
 
+use crate::attention::Shape;
 use crate::{Case, Error};
 use serde::Deserialize;
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -18,10 +20,19 @@ pub struct Candle {
     answers: BufReader<ChildStdout>,
 }
 
-#[derive(Deserialize)]
-struct Answer {
-    case: String,
-    median: f64,
+/// What the driver says of one sample.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Answer {
+    /// The case.
+    pub case: String,
+    /// Of a network tokens per second, of attention seconds per call.
+    pub median: f64,
+    /// Bytes that a call of attention needs beside its operands.
+    #[serde(default)]
+    pub working_bytes: u64,
+    /// What attention's keys and values are held in, numbers of float16 in any case.
+    #[serde(default)]
+    pub kv: String,
 }
 
 impl Candle {
@@ -30,9 +41,24 @@ impl Candle {
     /// # Errors
     /// When it cannot be started.
     pub fn start(driver: &Path, model: &Path, threads: usize) -> Result<Candle, Error> {
+        Self::spawn(driver, threads, [model.as_os_str(), threads.to_string().as_ref()])
+    }
+
+    /// Starts `driver` for attention over so many bytes of keys and values in float16.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start_attention(driver: &Path, threads: usize, ring_bytes: usize) -> Result<Candle, Error> {
+        let [threads_text, ring_bytes] = [threads, ring_bytes].map(|number| number.to_string());
+        Self::spawn(driver, threads, ["attention".as_ref(), threads_text.as_ref(), ring_bytes.as_ref()])
+    }
+
+    fn spawn<const N: usize>(driver: &Path, threads: usize, arguments: [&OsStr; N]) -> Result<Candle, Error> {
         let failed = |reason: &str| Error::Peer(format!("cannot start {}: {reason}", driver.display()));
         let mut command = Command::new(driver);
-        command.arg(model).arg(threads.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+        // Candle asks the variable, and not its pool, how many threads share a product.
+        command.env("RAYON_NUM_THREADS", threads.to_string());
         let mut child = command.spawn().map_err(|error| failed(&error.to_string()))?;
         let answers = child.stdout.take().ok_or_else(|| failed("it has no stdout"))?;
         let cases = child.stdin.take();
@@ -48,11 +74,23 @@ impl Candle {
         }
     }
 
-    /// One sample, tokens per second.
+    /// One sample of the network, tokens per second.
     ///
     /// # Errors
     /// When the driver ends, or answers something else.
     pub fn sample(&mut self, case: Case) -> Result<f64, Error> {
+        self.ask(&case.to_string()).map(|answer| answer.median)
+    }
+
+    /// One sample of attention.
+    ///
+    /// # Errors
+    /// As [`Candle::sample`].
+    pub fn attention(&mut self, shape: Shape) -> Result<Answer, Error> {
+        self.ask(&shape.to_string())
+    }
+
+    fn ask(&mut self, case: &str) -> Result<Answer, Error> {
         let ended = || Error::Peer("the candle driver ended early; what it said stands above".into());
         let cases = self.cases.as_mut().ok_or_else(ended)?;
         writeln!(cases, "{case}").and_then(|()| cases.flush()).map_err(|_| ended())?;
@@ -61,7 +99,7 @@ impl Candle {
             return Err(ended());
         }
         match serde_json::from_str(&line) {
-            Ok(Answer { case: answered, median }) if answered == case.to_string() => Ok(median),
+            Ok(answer @ Answer { .. }) if answer.case == case => Ok(answer),
             _ => Err(Error::Peer(format!("the candle driver answered {line:?} to {case}"))),
         }
     }

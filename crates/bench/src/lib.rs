@@ -1,14 +1,16 @@
 //! Measuring: what memory, kernels and models do per second, and how many bytes that moves. Printing is the caller's.
 //!
 //! A [`Run`] measures the read bandwidth before and after whatever is put into it; each benchmark is a module that gives
-//! [`Measurement`]s and, from the finished [`Record`]s, [`plot::Plot`]s for the [`report`]. Adding one is adding such a module
-//! and its command.
+//! [`Measurement`]s and, from the finished [`Record`]s, [`Findings`]: columns, plots for the [`report`], sentences. Adding one
+//! is adding such a module and its command.
 #![forbid(unsafe_code)]
 
+pub mod attention;
 pub mod bandwidth;
 pub mod candle;
 mod case;
 mod error;
+mod findings;
 pub mod gemm;
 mod machine;
 pub mod model;
@@ -17,11 +19,13 @@ pub mod plot;
 mod record;
 pub mod report;
 mod run;
+pub mod softmax;
 mod statistics;
 pub mod tune;
 
 pub use case::{BATCH_DEPTH, BATCH_GENERATED, Case, CaseError};
 pub use error::Error;
+pub use findings::{Column, Findings};
 pub use machine::{CpuCache, Machine};
 pub use peer::Peer;
 pub use record::{Measurement, Record, figure, params};

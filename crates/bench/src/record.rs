@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 /// What a benchmark measured, before the run around it is known.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measurement {
-    /// Name of the benchmark: `bandwidth`, `gemm`, `model`.
+    /// Name of the benchmark: `bandwidth`, `gemm`, `attention`.
     pub bench: &'static str,
     /// What was measured, short and unique within the benchmark.
     pub case: String,

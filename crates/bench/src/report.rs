@@ -2,7 +2,7 @@
 
 use crate::plot::{COLORS, Plot};
 use crate::record::figure as digits;
-use crate::{Error, Finished, Record};
+use crate::{Error, Findings, Finished, Record};
 use std::fmt::Write as _;
 
 const STYLE: &str = include_str!("report.css");
@@ -11,7 +11,7 @@ const STYLE: &str = include_str!("report.css");
 ///
 /// # Errors
 /// What drawing says.
-pub fn html(command: &str, finished: &Finished, plots: &[Plot]) -> Result<String, Error> {
+pub fn html(command: &str, finished: &Finished, findings: &Findings) -> Result<String, Error> {
     let mut page = String::new();
     let _ = write!(
         page,
@@ -35,11 +35,14 @@ pub fn html(command: &str, finished: &Finished, plots: &[Plot]) -> Result<String
     for warning in finished.warnings() {
         let _ = writeln!(page, "<p class=\"void\">{}</p>", escape(&warning));
     }
-    for plot in plots.iter().filter(|plot| plot.has_points()) {
+    for note in &findings.notes {
+        let _ = writeln!(page, "<p>{}</p>", escape(note));
+    }
+    for plot in findings.plots.iter().filter(|plot| plot.has_points()) {
         figure(&mut page, plot)?;
     }
     page.push_str("<h2>All rows</h2>\n");
-    table(&mut page, &finished.records);
+    table(&mut page, &finished.records, findings);
     Ok(page)
 }
 
@@ -80,15 +83,15 @@ fn figure(page: &mut String, plot: &Plot) -> Result<(), Error> {
     Ok(())
 }
 
-fn table(page: &mut String, records: &[Record]) {
+fn table(page: &mut String, records: &[Record], findings: &Findings) {
     page.push_str("<div class=\"rows\"><table><thead><tr>");
-    for (index, name) in Record::COLUMNS.iter().enumerate() {
+    for (index, name) in findings.titles().iter().enumerate() {
         let _ = write!(page, "<th{}>{name}</th>", if index < 2 { " class=\"text\"" } else { "" });
     }
     page.push_str("</tr></thead><tbody>\n");
     for record in records {
         page.push_str(if record.void { "<tr class=\"void\">" } else { "<tr>" });
-        for (index, cell) in record.cells().iter().enumerate() {
+        for (index, cell) in findings.cells(record).iter().enumerate() {
             let _ = write!(page, "<td{}>{}</td>", if index < 2 { " class=\"text\"" } else { "" }, escape(cell));
         }
         page.push_str("</tr>\n");
@@ -103,8 +106,8 @@ fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::params;
     use crate::plot::Series;
+    use crate::{Column, params};
 
     #[test]
     fn a_page_holds_everything_and_no_markup_of_strangers() {
@@ -130,11 +133,15 @@ mod tests {
         let plot = Plot { title: "t".into(), x: "rows".into(), y: "GB/s".into(), series: vec![series], line };
         let finished =
             Finished { records: vec![record], ceiling: Some(25.0), before_and_after: None, void: vec!["x".into()] };
-        let page = html("taper bench model", &finished, &[plot]).unwrap();
+        let own = Column { title: "OWN", cell: |row| Some(format!("<{}>", row.threads)) };
+        let findings = Findings { columns: vec![own], plots: vec![plot], notes: vec!["1 < 2".into()] };
+        let page = html("taper bench model", &finished, &findings).unwrap();
         assert!(
             page.contains("&lt;b&gt;tg64&lt;/b&gt;") && page.contains("A &amp; B") && !page.contains("<b>"),
             "{page}"
         );
+        assert!(page.contains("<th>OWN</th>") && page.contains("<td>&lt;2&gt;</td>"), "{page}");
+        assert!(page.contains("<p>1 &lt; 2</p>"), "{page}");
         assert!(page.contains("80 %") && page.contains("25.0 GB/s") && page.contains("void"), "{page}");
         assert!(page.contains("<th>8</th>") && page.contains(">a</td><td>20.00</td><td>10.00</td>"), "{page}");
         assert!(!page.contains("http") && !page.contains("src="), "self-contained");

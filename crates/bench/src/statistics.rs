@@ -45,27 +45,61 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// Calls of `once` per second, one figure per sample, after one call that is not timed. A sample repeats `once` until
-    /// a millisecond has passed, long enough for the clock.
+    /// Calls of `once` per second, one figure per [`sample`], after one call that is not timed.
     pub fn rates(self, mut once: impl FnMut()) -> Vec<f64> {
-        const LEAST_SAMPLE: Duration = Duration::from_millis(1);
         once();
         let mut rates = Vec::new();
         let begin = Instant::now();
-        while rates.len() < self.samples.max(1) || begin.elapsed() < self.time {
-            let (start, mut calls) = (Instant::now(), 0);
-            let spent = loop {
-                once();
-                calls += 1;
-                let spent = start.elapsed();
-                if spent >= LEAST_SAMPLE {
-                    break spent;
-                }
-            };
-            rates.push(f64::from(calls) / spent.as_secs_f64());
+        while self.wants(rates.len(), begin) {
+            rates.push(1.0 / sample(&mut once));
         }
         rates
     }
+
+    /// Rounds in which each of `num_arms` gives one sample, so that a busy moment of the machine meets all of them; who begins
+    /// changes from round to round. The samples of each arm, round by round, after a round that is not kept.
+    ///
+    /// # Errors
+    /// The first that an arm gives.
+    pub fn rounds<E>(self, num_arms: usize, mut arm: impl FnMut(usize) -> Result<f64, E>) -> Result<Vec<Vec<f64>>, E> {
+        for index in 0..num_arms {
+            arm(index)?;
+        }
+        let mut samples = vec![Vec::new(); num_arms];
+        let (begin, mut round) = (Instant::now(), 0);
+        while self.wants(round, begin) {
+            for turn in 0..num_arms {
+                let index = (turn + round) % num_arms;
+                samples[index].push(arm(index)?);
+            }
+            round += 1;
+        }
+        Ok(samples)
+    }
+
+    fn wants(self, samples: usize, begin: Instant) -> bool {
+        samples < self.samples.max(1) || begin.elapsed() < self.time
+    }
+}
+
+/// Mean seconds of a call of `once`, over the calls that fill a millisecond: long enough for the clock.
+pub(crate) fn sample(mut once: impl FnMut()) -> f64 {
+    const LEAST: Duration = Duration::from_millis(1);
+    let (start, mut calls) = (Instant::now(), 0);
+    loop {
+        once();
+        calls += 1;
+        let spent = start.elapsed();
+        if spent >= LEAST {
+            return spent.as_secs_f64() / f64::from(calls);
+        }
+    }
+}
+
+/// Median of `above / below`, round by round.
+pub(crate) fn ratio(above: &[f64], below: &[f64]) -> f64 {
+    let ratios: Vec<f64> = above.iter().zip(below).map(|(above, below)| above / below).collect();
+    quantile(&ratios, 0.5)
 }
 
 #[cfg(test)]
@@ -93,5 +127,22 @@ mod tests {
         let rates = Effort { samples: 3, time: Duration::ZERO }.rates(|| calls += 1);
         assert_eq!(rates.len(), 3);
         assert!(calls >= 4, "one call to warm up and at least one a sample: {calls}");
+    }
+
+    #[test]
+    fn in_rounds_every_arm_gives_one_sample_and_another_begins() {
+        let mut order = Vec::new();
+        let samples = Effort { samples: 2, time: Duration::ZERO }.rounds(3, |arm| {
+            order.push(arm);
+            Ok::<f64, ()>((10 * order.len() + arm) as f64)
+        });
+        assert_eq!(order, [0, 1, 2, 0, 1, 2, 1, 2, 0]);
+        assert_eq!(samples.unwrap(), [[40.0, 90.0], [51.0, 71.0], [62.0, 82.0]]);
+        assert_eq!(Effort { samples: 1, time: Duration::ZERO }.rounds(2, Err::<f64, usize>), Err(0));
+    }
+
+    #[test]
+    fn a_ratio_is_of_samples_of_the_same_round() {
+        assert_eq!(ratio(&[2.0, 30.0, 8.0], &[1.0, 10.0, 2.0]), 3.0);
     }
 }

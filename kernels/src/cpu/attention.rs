@@ -18,6 +18,9 @@ mod plan;
 mod references;
 mod state;
 mod tile;
+mod working_memory;
+
+pub(super) use working_memory::working_bytes;
 
 use super::isa::Isa;
 use super::kv_cache::{AnyStorage, Format, KvCache, Storage, for_any_storage};

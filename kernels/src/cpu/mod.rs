@@ -123,6 +123,12 @@ impl Cpu {
         gemm::gemm(context, rows, x.rows(rows), matrix, bias, out.rows_mut(rows), &mut self.scratch().gemm);
     }
 
+    /// Bytes that a call of [`Backend::attention`] computes in beside its operands, before it computes any row again.
+    pub fn attention_working_bytes(&self, step: &StepTables, params: AttentionParams<'_>, cache: &KvCache) -> usize {
+        step.check(params.heads, cache.layout());
+        attention::working_bytes(self.pool().threads(), step, params, cache)
+    }
+
     fn pool(&self) -> &Pool {
         &self.shared.pool
     }

@@ -1,5 +1,11 @@
 //! `taper bench` on the command line.
 
+mod attention;
+mod softmax;
+
+pub(crate) use attention::BenchAttentionArgs;
+pub(crate) use softmax::BenchSoftmaxArgs;
+
 use super::{ModelArgs, positive};
 use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -23,6 +29,10 @@ pub(crate) enum BenchCommand {
     Bandwidth(BenchBandwidthArgs),
     /// Matrix products, by weight type, shape and rows.
     Gemm(BenchGemmArgs),
+    /// Attention over cached keys, by keys, batch and heads, against candle's tensors.
+    Attention(BenchAttentionArgs),
+    /// Softmax schemes, by length.
+    Softmax(BenchSoftmaxArgs),
     /// Prompt and decode speed of a model.
     Model(BenchModelArgs),
 }

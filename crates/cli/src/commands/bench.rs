@@ -1,9 +1,11 @@
 //! `taper bench`: speed, with the bytes it moved. One file per benchmark; each hands its measurements to a [`Bench`], which
 //! measures the bandwidth around them and says everything.
 
+mod attention;
 mod bandwidth;
 mod gemm;
 mod model;
+mod softmax;
 
 use crate::args::{BenchArgs, BenchCommand, BenchOutputArgs, ComputeArgs};
 use crate::commands::list;
@@ -11,15 +13,16 @@ use crate::output;
 use anyhow::{Context, Result};
 use comfy_table::CellAlignment;
 use std::fs::{self, File};
-use std::path::Path;
-use taper_bench::plot::Plot;
-use taper_bench::{Finished, Measurement, Record, Run, Setup, report};
+use std::path::{Path, PathBuf};
+use taper_bench::{Findings, Finished, Measurement, Record, Run, Setup, report};
 use taper_kernels::{BackendInfo, Cpu, CpuConfig, cpu::isa::Isa};
 
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     match &args.what {
         BenchCommand::Bandwidth(args) => bandwidth::run(args),
         BenchCommand::Gemm(args) => gemm::run(args),
+        BenchCommand::Attention(args) => attention::run(args),
+        BenchCommand::Softmax(args) => softmax::run(args),
         BenchCommand::Model(args) => model::run(args),
     }
 }
@@ -34,6 +37,21 @@ pub(crate) fn setup(info: &BackendInfo, bandwidth_bytes: usize) -> Setup {
     // The reference has no instruction set of its own; memory is read with the machine's best.
     let isa = Isa::parse(info.isa).unwrap_or_else(|_| Isa::best());
     Setup { commit: env!("TAPER_COMMIT"), isa, threads: info.threads, bandwidth_bytes }
+}
+
+/// The program that runs candle: the one that was named, else the one that was built beside this one.
+fn candle_driver(named: Option<&Path>) -> Result<PathBuf> {
+    const BUILT: &str = "bench/candle_baseline/target/release/candle_baseline";
+    if let Some(path) = named {
+        return Ok(path.into());
+    }
+    let program = std::env::current_exe().unwrap_or_default();
+    let found = program.ancestors().map(|folder| folder.join(BUILT)).find(|path| path.is_file());
+    found.context(
+        "candle runs in a program of its own, which is not built; in the source folder:\n  \
+         RUSTFLAGS=\"-C target-cpu=native\" cargo build --release --manifest-path bench/candle_baseline/Cargo.toml\n\
+         --candle-driver names it elsewhere",
+    )
 }
 
 /// A benchmark in progress.
@@ -60,9 +78,10 @@ impl<'a> Bench<'a> {
     }
 
     /// Measures the bandwidth again, and prints and writes the rows.
-    fn finish(self, plots: impl FnOnce(&Finished) -> Vec<Plot>) -> Result<()> {
+    fn finish(self, findings: impl FnOnce(&Finished) -> Findings) -> Result<()> {
         let Bench { args, run } = self;
         let finished = run.finish()?;
+        let findings = findings(&finished);
         let json: Vec<String> = finished.records.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
         let to_stdout = args.json.as_deref() == Some(Path::new("-"));
         match &args.json {
@@ -71,14 +90,14 @@ impl<'a> Bench<'a> {
             None => {}
         }
         if !to_stdout {
-            print(&finished)?;
+            print(&finished, &findings)?;
         } else {
-            finished.warnings().iter().for_each(|warning| output::status(warning));
+            findings.notes.iter().chain(&finished.warnings()).for_each(|line| output::status(line));
         }
         if let Some(path) = &args.report {
             let arguments: Vec<String> = std::env::args().skip(1).collect();
             let command = format!("taper {}", arguments.join(" "));
-            let page = report::html(&command, &finished, &plots(&finished))?;
+            let page = report::html(&command, &finished, &findings)?;
             fs::write(path, page).with_context(|| cannot_write(path))?;
             output::status(&format!("report: {}", path.display()));
         }
@@ -90,13 +109,13 @@ fn cannot_write(path: &Path) -> String {
     format!("cannot write {}", path.display())
 }
 
-fn print(finished: &Finished) -> Result<()> {
-    let mut table = list::table(&Record::COLUMNS);
+fn print(finished: &Finished, findings: &Findings) -> Result<()> {
+    let mut table = list::table(&findings.titles());
     for column in table.column_iter_mut().skip(2) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     for record in &finished.records {
-        table.add_row(record.cells());
+        table.add_row(findings.cells(record));
     }
     output::line(&table.trim_fmt())?;
     if let Some(Record { machine, isa, commit, .. }) = finished.records.first() {
@@ -104,6 +123,6 @@ fn print(finished: &Finished) -> Result<()> {
         let ceiling = finished.ceiling.map(|ceiling| format!("shares are of {ceiling:.1} GB/s; "));
         output::line(&format!("{}{cpu}", ceiling.unwrap_or_default()))?;
     }
-    finished.warnings().iter().try_for_each(|warning| output::line(warning))?;
+    findings.notes.iter().chain(&finished.warnings()).try_for_each(|line| output::line(line))?;
     Ok(())
 }

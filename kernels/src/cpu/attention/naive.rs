@@ -1,6 +1,6 @@
 //! The baseline: all scores of a row and head in memory, softmax in three passes, then the weighted sum of values.
 
-use super::super::kv_cache::{F32, Format, Storage};
+use super::super::kv_cache::{F32, Format, Geometry, Storage};
 use super::super::pool::Pool;
 use super::super::simd::{Kernel, LANES, Simd, run};
 use super::super::vector_math::exp2_from;
@@ -17,13 +17,16 @@ pub(super) fn naive<F: Format>(call: Call<'_>, pool: &Pool, storage: &Storage<F>
         let rows = call.step.spans[span].rows.clone();
         for_each(pool, alone, rows.len() * heads.num_kv_heads, |task| {
             let (row, kv_head) = (rows.start + task / heads.num_kv_heads, task % heads.num_kv_heads);
-            let num_blocks = (call.step.positions[row] as usize + 1).div_ceil(BLOCK_SIZE);
-            let geometry = storage.geometry;
-            let wide = BLOCK_SIZE * geometry.value_stride();
-            let len = num_blocks * BLOCK_SIZE + state::len(geometry) + wide + heads.head_dim;
+            let len = scratch_len(call.step.positions[row] as usize + 1, storage.geometry);
             with_thread_scratch(len, |scratch| run(call.isa, Naive { call, storage, span, row, kv_head, scratch }));
         });
     }
+}
+
+/// Elements of the scratch of a task that sees so many keys.
+pub(super) fn scratch_len(num_keys: usize, geometry: Geometry) -> usize {
+    let wide = BLOCK_SIZE * geometry.value_stride();
+    num_keys.next_multiple_of(BLOCK_SIZE) + state::len(geometry) + wide + geometry.head_dim()
 }
 
 struct Naive<'a, F: Format> {

@@ -21,5 +21,5 @@ pub(crate) fn run(args: &BenchBandwidthArgs) -> Result<()> {
     bench.add(bandwidth::measure(&setup, bytes, &threads, effort, &mut |row| {
         output::status(&format!("{}: {:.1} GB/s", row.case, row.summary.median));
     })?);
-    bench.finish(|finished| bandwidth::plots(&finished.records))
+    bench.finish(|finished| bandwidth::plots(&finished.records).into())
 }

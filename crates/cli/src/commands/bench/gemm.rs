@@ -19,5 +19,5 @@ pub(crate) fn run(args: &BenchGemmArgs) -> Result<()> {
     };
     let mut bench = Bench::start(&args.output, setup(&cpu.info(), args.output.bandwidth_bytes()))?;
     bench.add(gemm::measure(&cpu, &cases, &mut output::status)?);
-    bench.finish(|finished| gemm::plots(&finished.records, finished.ceiling))
+    bench.finish(|finished| gemm::plots(&finished.records, finished.ceiling).into())
 }

@@ -1,11 +1,11 @@
 //! `taper bench model`
 
-use super::{Bench, setup};
+use super::{Bench, candle_driver, setup};
 use crate::args::{AttentionKind, BenchModelArgs, NamedCase, PeerKind};
 use crate::load::{self, ModelTask};
 use crate::output;
 use crate::progress::Bars;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use std::path::{Path, PathBuf};
 use taper_bench::candle::Candle;
 use taper_bench::model::{self, ModelCase};
@@ -15,7 +15,11 @@ use taper_models::{Llama, ModelConfig, ModelSoftmax};
 
 pub(crate) fn run(args: &BenchModelArgs) -> Result<()> {
     let cases = args.all_cases();
-    let candle = if args.against.contains(&PeerKind::Candle) { Some(candle_driver(args)?) } else { None };
+    let candle = if args.against.contains(&PeerKind::Candle) {
+        Some(candle_driver(args.candle_driver.as_deref())?)
+    } else {
+        None
+    };
     let progress = Bars::new();
     let resolved = load::resolve(&args.model.model, &progress)?;
     let checkpoint = load::open(&resolved.path)?;
@@ -27,21 +31,6 @@ pub(crate) fn run(args: &BenchModelArgs) -> Result<()> {
     let options = model::load_options(&plain, args.model.attention.scheme());
     let task = Measure { args, cases, path: &resolved.path, candle };
     load::with_model(&args.model, &checkpoint, options, &progress, task)
-}
-
-/// The program that runs candle's network: the one that was named, else the one that was built beside this one.
-fn candle_driver(args: &BenchModelArgs) -> Result<PathBuf> {
-    const BUILT: &str = "bench/candle_baseline/target/release/candle_baseline";
-    if let Some(path) = &args.candle_driver {
-        return Ok(path.clone());
-    }
-    let program = std::env::current_exe().unwrap_or_default();
-    let found = program.ancestors().map(|folder| folder.join(BUILT)).find(|path| path.is_file());
-    found.context(
-        "candle's network runs in a program of its own, which is not built; in the source folder:\n  \
-         RUSTFLAGS=\"-C target-cpu=native\" cargo build --release --manifest-path bench/candle_baseline/Cargo.toml\n\
-         --candle-driver names it elsewhere",
-    )
 }
 
 struct Measure<'a> {
@@ -67,7 +56,7 @@ impl ModelTask for Measure<'_> {
             }
             bench.add(rows);
         }
-        bench.finish(|finished| model::plots(&finished.records, finished.ceiling))
+        bench.finish(|finished| model::plots(&finished.records, finished.ceiling).into())
     }
 }
 
