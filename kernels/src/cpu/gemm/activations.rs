@@ -15,10 +15,21 @@ pub(super) const LOW_BITS: u32 = 7;
 /// The largest quantized activation: a high digit of 127 and a low one of zero.
 const LARGEST: f32 = (127 << LOW_BITS) as f32;
 
+/// The digits of a block: one cache line, so that no row of a tile register crosses into another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(align(64))]
+pub(super) struct Digits(pub(super) [i8; DIGITS]);
+
+impl Default for Digits {
+    fn default() -> Self {
+        Self([0; DIGITS])
+    }
+}
+
 /// Memory that products reuse; it grows to the largest one and stays there.
 #[derive(Debug, Default)]
 pub struct GemmScratch {
-    pub(super) digits: Vec<i8>,
+    pub(super) digits: Vec<Digits>,
     pub(super) scales: Vec<f32>,
     sums: Vec<[i32; 2]>,
     pub(super) terms: [Vec<i32>; Terms::COUNT],
@@ -26,7 +37,7 @@ pub struct GemmScratch {
 
 /// Where the blocks of one row of a tile go: the first, and the distance to the next in blocks.
 pub(super) struct RowTarget<'a> {
-    pub(super) digits: &'a mut [i8],
+    pub(super) digits: &'a mut [Digits],
     pub(super) scales: &'a mut [f32],
     pub(super) sums: &'a mut [[i32; 2]],
     pub(super) row: usize,
@@ -41,7 +52,7 @@ impl RowTarget<'_> {
 
     /// The digits of that block.
     pub(super) fn digits(&mut self, index: usize) -> &mut [i8; DIGITS] {
-        (&mut self.digits[index * DIGITS..(index + 1) * DIGITS]).try_into().expect("a slice of 64")
+        &mut self.digits[index].0
     }
 
     /// Ends a block: all zero, for input that has no scale.
@@ -80,7 +91,7 @@ impl GemmScratch {
     ) {
         let blocks = cols / BLOCK;
         let rows = x.len() / cols;
-        grow(&mut self.digits, rows * blocks * DIGITS);
+        grow(&mut self.digits, rows * blocks);
         grow(&mut self.scales, rows * blocks);
         grow(&mut self.sums, rows * blocks);
         for (terms, kind) in self.terms.iter_mut().zip(Terms::ALL) {
@@ -96,9 +107,8 @@ impl GemmScratch {
             let tile_rows = tile.min(rows - first);
             let (start, len) = (first * blocks, tile_rows * blocks);
             // SAFETY: every tile is given out once, and tiles do not overlap.
-            let (digits, scales, sums) = unsafe {
-                (digits.slice(start * DIGITS, len * DIGITS), scales.slice(start, len), sums.slice(start, len))
-            };
+            let (digits, scales, sums) =
+                unsafe { (digits.slice(start, len), scales.slice(start, len), sums.slice(start, len)) };
             for row in 0..tile_rows {
                 let target = RowTarget { digits, scales, sums, row, tile_rows };
                 // SAFETY: the table is only given out on machines that have its instruction set.
@@ -146,7 +156,7 @@ mod tests {
 
     /// The integers of block `block` of a single row.
     fn values(scratch: &GemmScratch, block: usize) -> Vec<i32> {
-        let (high, low) = scratch.digits[block * DIGITS..][..DIGITS].split_at(BLOCK);
+        let (high, low) = scratch.digits[block].0.split_at(BLOCK);
         high.iter().zip(low).map(|(&high, &low)| (i32::from(high) << LOW_BITS) + i32::from(low)).collect()
     }
 
