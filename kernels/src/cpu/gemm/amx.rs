@@ -267,8 +267,8 @@ unsafe fn load_weights<F: Quantized, T: Tiles>(tiles: &mut T, quants: *const u8)
     }
 }
 
-/// Multiplies what the registers hold. (In a block whose low digits are all zero, the second product of a pair would only
-/// add zeros.)
+/// Multiplies what the registers hold. The second product of each pair, like the second load of [`load_digits`] and the low
+/// sum in [`integer`], is for the low digits: a tile of rows whose low digits in this block are all zero has no need of it.
 #[inline(always)]
 unsafe fn multiply<F: Quantized, T: Tiles>(tiles: &mut T, arrangement: Arrangement, sums: &mut Sums) {
     let stride = arrangement.sum_stride();

@@ -174,6 +174,17 @@ mod tests {
     }
 
     #[test]
+    fn few_rows_are_left_to_avx512() {
+        if Isa::Avx512.is_available() {
+            assert_eq!(Choice::builtin(Isa::Amx, AMX_ROWS - 1), Choice::largest(Isa::Avx512));
+            assert_eq!(Choice::builtin(Isa::AmxEmulated, 1).isa, Isa::AmxEmulated);
+        }
+        if Isa::Amx.is_available() {
+            assert_eq!(Choice::builtin(Isa::Amx, AMX_ROWS).isa, Isa::Amx);
+        }
+    }
+
+    #[test]
     fn a_choice_holds_from_its_number_of_rows_to_the_next() {
         let isa = Isa::best();
         let [few, many] = [1, 2].map(|tile_panels| Choice { tile_panels, ..Choice::largest(isa) });

@@ -159,6 +159,13 @@ fn agrees_with_float64(weight_type: WeightType) {
     }
 }
 
+/// Tiles of one row to sixteen, and panels that do not fill the kernel's group of four.
+fn emulated_choices() -> Vec<Choice> {
+    let isas = sets().into_iter().filter(|&isa| isa == Isa::AmxEmulated);
+    let tiles = [(1, 3), (2, 1), (7, 4), (8, 6), (9, 2), (15, 5), (16, 1)];
+    isas.flat_map(|isa| tiles.map(|(tile_rows, tile_panels)| Choice { isa, tile_rows, tile_panels })).collect()
+}
+
 #[test]
 fn every_choice_gives_the_same_bits() {
     let pool = Pool::new(2);
@@ -168,7 +175,7 @@ fn every_choice_gives_the_same_bits() {
         let x = random_x(33, 512, 6);
         let expected = bits(&expected(&x, &matrix, None));
         for rows in [1, 2, 5, 8, 9, 33] {
-            for choice in Choice::candidates(Isa::best(), rows) {
+            for choice in Choice::candidates(Isa::best(), rows).into_iter().chain(emulated_choices()) {
                 let mut out = vec![f32::NAN; rows * 90];
                 let context = Context { choice: Some(choice), ..Context::new(Isa::best(), &pool) };
                 gemm(context, rows, &x, &matrix, None, &mut out, &mut GemmScratch::default());

@@ -49,9 +49,9 @@ impl Configuration {
     }
 }
 
-/// The registers of this thread. Between `configured` and the last use, nothing else on the thread may use tiles; the
-/// compiler never does on its own, and by the platform's rules every function may change them, so nothing is kept across
-/// kernels.
+/// The registers of this thread. Between `configured` and the last use nothing else on the thread may use tiles: the compiler
+/// and the system's library (which clears memory for the kernel) do not, the system saves them where it interrupts. By the
+/// platform's rules any other function may change them, so nothing is kept from one kernel to the next.
 pub(crate) trait Tiles: Sized {
     /// Registers of these shapes, which hold anything.
     ///
