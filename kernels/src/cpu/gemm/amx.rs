@@ -1,40 +1,32 @@
-//! The kernels for AMX with int8: a tile product is sixteen digits' rows times a block of sixteen outputs. What leaves the
-//! tiles are the same exact integers that AVX-512 adds up in vectors, and AVX-512 code scales and adds them. See [`super`]
-//! for the arithmetic and [`super::format`] for the layout, whose `[k / 4][16 rows][4]` is what a tile product takes.
+//! The kernels for AMX with int8: a tile product multiplies sixteen rows of digits with a block of sixteen outputs. What
+//! leaves the tiles are the same exact integers that AVX-512 adds up in vectors, and AVX-512 code scales and adds them. See
+//! [`super`] for the arithmetic and [`super::format`] for panels, whose `[k / 4][16 rows][4]` is what a tile product takes.
 //!
 //! A tile product adds along k, and blocks have scales of their own, so it spans a block of 32 (a half of 16 where halves
-//! have scales) and the 64 that would fit are not used: what counts is that its sixteen rows are. Up to eight rows of
-//! activations fill them with both digits, lying as they do `[row][high 32 | low 32]`, 32 bytes apart; more take one product
-//! for the high digits and one for the low, 64 bytes apart. (Two blocks at once, one beside the other between zeros, would
-//! need each in half of the rows.)
+//! have scales) and not the 64 that would fit: its time is that of its sixteen rows. Up to eight rows of activations fill
+//! these with both digits, lying as they do `[row][high 32 | low 32]`, 32 bytes apart; more take one product for the high
+//! digits and one for the low, 64 bytes apart. (Two blocks in one product, each between zeros, would halve the rows.)
 
 use super::activations::{DIGITS, LOW_BITS};
 use super::avx512::{Scaling, store, unpack};
 use super::format::{self, BLOCK, Low, PANEL_ROWS, Quantized, SUPERBLOCK};
 use super::kernels::{Kernels, Product, Task};
 use crate::WeightType;
+use layout::{Arrangement, DIGIT_TILES, SUM_BYTES, SUM_TILES, Sums, WEIGHT_TILES};
 use std::arch::x86_64::*;
-use std::mem::MaybeUninit;
-use tiles::{Configuration, Tiles};
+use tiles::Tiles;
 
 mod emulated;
 mod hardware;
+mod layout;
+#[cfg(test)]
+mod tests;
 mod tiles;
 
 /// Rows of activations that share one unpacking of a block: as many as a tile has.
 const TILE_ROWS: usize = tiles::TILE_ROWS;
 /// Panels walked side by side: they share the loading of activations, and so many pages stream at once.
 const PANELS: usize = 4;
-
-// Registers. Digits: one for each digit of each half, `2 * half + digit`.
-const DIGIT_TILES: usize = 0;
-const WEIGHT_TILES: usize = 4;
-const SUM_TILES: usize = 6;
-
-/// Bytes of the sums of one digit of one row: sixteen int32.
-const SUM_BYTES: usize = 4 * PANEL_ROWS;
-/// Bytes of the sums of a half (or of a whole block): `[row][high | low]`.
-const HALF_BYTES: usize = TILE_ROWS * 2 * SUM_BYTES;
 
 macro_rules! kernels {
     ($tiles:ty) => {
@@ -84,45 +76,6 @@ unsafe fn floats<const TYPE: usize>(task: &Task) {
         };
         // SAFETY: the caller's obligation: AVX-512 is part of this set, and these are rows of the task.
         unsafe { products[TYPE](&part) };
-    }
-}
-
-/// How the digits of a tile of rows are put into registers, and their sums into memory as `[row][high | low]`.
-#[derive(Debug, Clone, Copy)]
-struct Arrangement {
-    /// Rows of a register.
-    rows: usize,
-    /// Whether each digit has a register of its own.
-    apart: bool,
-}
-
-impl Arrangement {
-    fn of(rows: usize) -> Self {
-        let apart = 2 * rows > tiles::TILE_ROWS;
-        Self { rows: if apart { rows } else { 2 * rows }, apart }
-    }
-
-    /// Bytes between rows of digits.
-    fn digit_stride(self) -> usize {
-        if self.apart { DIGITS } else { BLOCK }
-    }
-
-    /// Bytes between rows of sums.
-    fn sum_stride(self) -> usize {
-        if self.apart { 2 * SUM_BYTES } else { SUM_BYTES }
-    }
-
-    /// Shapes of the registers for blocks in `halves` (1 or 2) runs.
-    fn configuration(self, halves: usize) -> Configuration {
-        let (run, mut configuration) = (BLOCK / halves, Configuration::new());
-        for half in 0..halves {
-            configuration = configuration.with(WEIGHT_TILES + half, run / 4, 4 * PANEL_ROWS);
-            for digit in 0..1 + usize::from(self.apart) {
-                configuration = configuration.with(DIGIT_TILES + 2 * half + digit, self.rows, run);
-                configuration = configuration.with(SUM_TILES + digit, self.rows, SUM_BYTES);
-            }
-        }
-        configuration
     }
 }
 
@@ -207,20 +160,6 @@ fn prefetch(at: *const u8, bytes: usize) {
     for line in 0..bytes.div_ceil(64) {
         // SAFETY: a hint, for any address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(64 * line).cast()) };
-    }
-}
-
-/// Integers on their way from tiles to vectors: `[half][row][high | low][16 outputs]`.
-#[repr(C, align(64))]
-struct Sums(MaybeUninit<[u8; 2 * HALF_BYTES]>);
-
-impl Sums {
-    fn uninit() -> Self {
-        Self(MaybeUninit::uninit())
-    }
-
-    fn at(&mut self, half: usize, digit: usize) -> *mut u8 {
-        self.0.as_mut_ptr().cast::<u8>().wrapping_add(half * HALF_BYTES + digit * SUM_BYTES)
     }
 }
 
@@ -312,12 +251,10 @@ unsafe fn product<T: Tiles, const SUMS: usize, const LEFT: usize, const RIGHT: u
 unsafe fn integer<F: Quantized>(sums: &Sums, row: usize, scaling: &Scaling, terms: *const i32) -> __m512i {
     let mut total = _mm512_setzero_si512();
     for half in 0..halves::<F>() {
-        let at = half * HALF_BYTES + row * 2 * SUM_BYTES;
         // SAFETY: the sums of a row of the tile, which `multiply` wrote, and the words of its type's terms, one per half.
         let mut integer = unsafe {
-            let sums = sums.0.as_ptr().cast::<u8>().add(at);
-            let high = _mm512_load_si512(sums.cast());
-            let low = _mm512_load_si512(sums.add(SUM_BYTES).cast());
+            let high = _mm512_load_si512(sums.row(half, row).cast());
+            let low = _mm512_load_si512(sums.row(half, row).add(SUM_BYTES).cast());
             let zero = if F::FORMAT.has_min() { 0 } else { *terms.add(half) };
             let low = _mm512_add_epi32(low, _mm512_set1_epi32(zero));
             _mm512_add_epi32(_mm512_slli_epi32::<LOW_BITS>(high), low)
@@ -329,6 +266,3 @@ unsafe fn integer<F: Quantized>(sums: &Sums, row: usize, scaling: &Scaling, term
     }
     total
 }
-
-#[cfg(test)]
-mod tests;

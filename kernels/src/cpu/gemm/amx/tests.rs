@@ -1,7 +1,8 @@
-//! What the tests of all kernels cannot see: how digits are laid into tiles, and when AMX is taken.
+//! What the tests of all kernels cannot see: how digits are laid into tiles, and what tiles are.
 
+use super::emulated::Emulated;
+use super::layout::{Arrangement, DIGIT_TILES, HALF_BYTES, SUM_TILES, WEIGHT_TILES};
 use super::tiles::{Configuration, Tiles};
-use super::{Arrangement, DIGIT_TILES, HALF_BYTES, SUM_TILES, WEIGHT_TILES, emulated::Emulated};
 
 #[test]
 fn a_configuration_is_what_the_instruction_reads() {
