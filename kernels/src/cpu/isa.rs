@@ -4,6 +4,9 @@
 use super::gemm;
 use crate::Error;
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
+
 /// An instruction set that kernels are written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
@@ -13,6 +16,11 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, VL, DQ and VNNI (and all of [`Isa::Avx2`]).
     Avx512,
+    /// AMX with int8 tiles, which the system has to permit (and all of [`Isa::Avx512`]).
+    Amx,
+    /// The kernels of [`Isa::Amx`] with tiles in memory: for tests on machines with AVX-512. Not among [`Isa::ALL`].
+    #[doc(hidden)]
+    AmxEmulated,
 }
 
 /// The kernels of one instruction set.
@@ -26,7 +34,7 @@ pub struct Table {
 
 impl Isa {
     /// Every set, slowest first.
-    pub const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     /// The name that users write.
     pub fn name(self) -> &'static str {
@@ -34,6 +42,8 @@ impl Isa {
             Isa::Portable => "portable",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
+            Isa::AmxEmulated => "amx-emulated",
         }
     }
 
@@ -42,7 +52,8 @@ impl Isa {
         match self {
             Isa::Portable => "nothing",
             Isa::Avx2 => "avx2, fma, f16c",
-            Isa::Avx512 => "avx2, fma, f16c, avx512f, avx512bw, avx512vl, avx512dq, avx512vnni",
+            Isa::Avx512 | Isa::AmxEmulated => "avx2, fma, f16c, avx512f, avx512bw, avx512vl, avx512dq, avx512vnni",
+            Isa::Amx => "what avx512 needs, amx_tile, amx_int8, and the system's permission to use tiles",
         }
     }
 
@@ -64,12 +75,23 @@ impl Isa {
                         && is_x86_feature_detected!("avx512dq")
                         && is_x86_feature_detected!("avx512vnni")
                 }
+                Isa::Amx => Isa::Avx512.is_available() && amx::tiles() == amx::Tiles::Permitted,
+                Isa::AmxEmulated => Isa::Avx512.is_available(),
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
         {
             self == Isa::Portable
         }
+    }
+
+    /// What keeps a set that the processor has from being used; `None` where nothing does, or where it does not have it.
+    pub fn refusal(self) -> Option<&'static str> {
+        #[cfg(target_arch = "x86_64")]
+        if self == Isa::Amx && Isa::Avx512.is_available() && amx::tiles() == amx::Tiles::Refused {
+            return Some("the system did not permit tiles (arch_prctl ARCH_REQ_XCOMP_PERM; Linux 5.16 or newer does)");
+        }
+        None
     }
 
     /// The sets of this machine, slowest first; never empty.
@@ -85,7 +107,7 @@ impl Isa {
     /// The set of that name, if this machine has it.
     pub fn parse(name: &str) -> Result<Isa, Error> {
         let names = || Isa::available().into_iter().map(Isa::name).collect::<Vec<_>>().join(", ");
-        let Some(isa) = Isa::ALL.into_iter().find(|isa| isa.name() == name) else {
+        let Some(isa) = Isa::ALL.into_iter().chain([Isa::AmxEmulated]).find(|isa| isa.name() == name) else {
             return Err(Error::Unsupported(format!("unknown instruction set '{name}'; this machine has: {}", names())));
         };
         if !isa.is_available() {
@@ -110,8 +132,12 @@ impl Isa {
             Isa::Avx2 => &AVX2,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => &AVX512,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => &AMX,
+            #[cfg(target_arch = "x86_64")]
+            Isa::AmxEmulated => &AMX_EMULATED,
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 => unreachable!("not available on this architecture"),
+            Isa::Avx2 | Isa::Avx512 | Isa::Amx | Isa::AmxEmulated => unreachable!("not available on this architecture"),
         }
     }
 }
@@ -121,6 +147,10 @@ static PORTABLE: Table = Table { isa: Isa::Portable, gemm: gemm::Kernels::PORTAB
 static AVX2: Table = Table { isa: Isa::Avx2, gemm: gemm::Kernels::AVX2 };
 #[cfg(target_arch = "x86_64")]
 static AVX512: Table = Table { isa: Isa::Avx512, gemm: gemm::Kernels::AVX512 };
+#[cfg(target_arch = "x86_64")]
+static AMX: Table = Table { isa: Isa::Amx, gemm: gemm::Kernels::AMX };
+#[cfg(target_arch = "x86_64")]
+static AMX_EMULATED: Table = Table { isa: Isa::AmxEmulated, gemm: gemm::Kernels::AMX_EMULATED };
 
 #[cfg(test)]
 mod tests {
@@ -138,6 +168,19 @@ mod tests {
             assert_eq!(Isa::parse(isa.name()).unwrap(), isa);
             assert_eq!(isa.table().isa, isa);
         }
+    }
+
+    #[test]
+    fn a_refusal_explains_a_set_that_is_not_available() {
+        for isa in Isa::ALL {
+            assert!(isa.refusal().is_none() || !isa.is_available(), "{isa:?}");
+        }
+    }
+
+    #[test]
+    fn emulation_is_only_found_by_its_name() {
+        assert!(!Isa::available().contains(&Isa::AmxEmulated) && Isa::best() != Isa::AmxEmulated);
+        assert_eq!(Isa::parse("amx-emulated").is_ok(), Isa::Avx512.is_available());
     }
 
     #[test]

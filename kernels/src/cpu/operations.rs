@@ -16,17 +16,19 @@ pub fn operations(isa: Isa) -> Vec<Operation> {
     let lanes = match isa {
         Isa::Portable => "sixteen lanes of plain Rust",
         Isa::Avx2 => "sixteen lanes, AVX2 + FMA",
-        Isa::Avx512 => "sixteen lanes, AVX-512",
+        Isa::Avx512 | Isa::Amx | Isa::AmxEmulated => "sixteen lanes, AVX-512",
     };
     let integers = match isa {
         Isa::Portable => "15-bit activations in blocks of 32, plain Rust",
         Isa::Avx2 => "15-bit activations in blocks of 32, AVX2 multiply-add of bytes",
         Isa::Avx512 => "15-bit activations in blocks of 32, AVX-512 VNNI dot products",
+        Isa::Amx => "15-bit activations in blocks of 32, AMX int8 tiles; few rows AVX-512 VNNI dot products",
+        Isa::AmxEmulated => "15-bit activations in blocks of 32, AMX int8 tiles emulated in memory",
     };
     let floats = match isa {
         Isa::Portable => "float32 multiply-add, plain Rust",
         Isa::Avx2 => "float32 FMA, AVX2",
-        Isa::Avx512 => "float32 FMA, AVX-512",
+        Isa::Avx512 | Isa::Amx | Isa::AmxEmulated => "float32 FMA, AVX-512",
     };
     [
         ("linear, quantized weights", integers),

@@ -63,6 +63,12 @@ instances! {
     cpu_avx512_with_1_thread: "avx512", 1;
     cpu_avx512_with_2_threads: "avx512", 2;
     cpu_avx512_with_3_threads: "avx512", 3;
+    cpu_amx_with_1_thread: "amx", 1;
+    cpu_amx_with_2_threads: "amx", 2;
+    cpu_amx_with_3_threads: "amx", 3;
+    cpu_amx_emulated_with_1_thread: "amx-emulated", 1;
+    cpu_amx_emulated_with_2_threads: "amx-emulated", 2;
+    cpu_amx_emulated_with_3_threads: "amx-emulated", 3;
 }
 
 #[test]

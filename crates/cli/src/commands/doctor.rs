@@ -36,6 +36,8 @@ struct Diagnosis {
     features: Vec<&'static str>,
     isa: &'static str,
     isas_available: Vec<&'static str>,
+    /// Sets that the processor has and the system does not let this process use.
+    isas_refused: Vec<Refusal>,
     threads: usize,
     numerics_class: &'static str,
     /// GB/s; absent when it was not measured.
@@ -45,6 +47,12 @@ struct Diagnosis {
     operations: Vec<OperationJson>,
     gpu: Gpu,
     paths: Paths,
+}
+
+#[derive(Debug, Serialize)]
+struct Refusal {
+    isa: &'static str,
+    reason: &'static str,
 }
 
 #[derive(Debug, Serialize)]
@@ -95,6 +103,7 @@ fn diagnose(info: &BackendInfo, bandwidth_bytes: usize) -> Result<Diagnosis> {
         machine,
         isa: info.isa,
         isas_available: Isa::available().into_iter().map(Isa::name).collect(),
+        isas_refused: refusals(),
         threads: info.threads,
         numerics_class: info.numerics_class,
         read_bandwidth: bandwidth.as_ref().map(|row| row.median),
@@ -111,6 +120,11 @@ fn diagnose(info: &BackendInfo, bandwidth_bytes: usize) -> Result<Diagnosis> {
             models: hub.list().into_iter().map(|model| model.path).collect(),
         },
     })
+}
+
+fn refusals() -> Vec<Refusal> {
+    let refused = |isa: Isa| Some(Refusal { isa: isa.name(), reason: isa.refusal()? });
+    Isa::ALL.into_iter().filter_map(refused).collect()
 }
 
 /// The best of a run without cases: two measurements.
@@ -158,6 +172,9 @@ fn print(diagnosis: &Diagnosis) -> Result<()> {
         "kernels",
         format!("{}; this machine has {}; --isa chooses", diagnosis.isa, diagnosis.isas_available.join(", ")),
     ));
+    for Refusal { isa, reason } in &diagnosis.isas_refused {
+        facts.push(("", format!("not {isa}: {reason}")));
+    }
     facts.push(("threads", format!("{}; --threads chooses", diagnosis.threads)));
     facts.push(("numerics class", diagnosis.numerics_class.into()));
     for OperationJson { operation, kernel } in &diagnosis.operations {

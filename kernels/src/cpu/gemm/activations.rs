@@ -22,10 +22,21 @@ const SMALLEST: f32 = f32::from_bits((127 - 80) << 23);
 /// numbers, so that scaling both sides of a product by 128 rounds nothing.
 const HUGE: f32 = f32::from_bits((127 + 80) << 23);
 
+/// The digits of a block: one cache line, so that no row of a tile register crosses into another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(align(64))]
+pub(super) struct Digits(pub(super) [i8; DIGITS]);
+
+impl Default for Digits {
+    fn default() -> Self {
+        Self([0; DIGITS])
+    }
+}
+
 /// Memory that products reuse; it grows to the largest one and stays there.
 #[derive(Debug, Default)]
 pub struct GemmScratch {
-    pub(super) digits: Vec<i8>,
+    pub(super) digits: Vec<Digits>,
     pub(super) scales: Vec<f32>,
     /// Per tile, of R times as many, the first `[blocks]`.
     pub(super) fine: Vec<u8>,
@@ -65,7 +76,7 @@ impl Activations {
 /// Where the blocks of one row of a tile go: the first, and the distance to the next in blocks.
 pub(super) struct RowTarget<'a> {
     activations: Activations,
-    pub(super) digits: &'a mut [i8],
+    pub(super) digits: &'a mut [Digits],
     pub(super) scales: &'a mut [f32],
     fine: &'a mut [u8],
     pub(super) sums: &'a mut [[i32; 2]],
@@ -81,7 +92,7 @@ impl RowTarget<'_> {
 
     /// The digits of that block.
     pub(super) fn digits(&mut self, index: usize) -> &mut [i8; DIGITS] {
-        (&mut self.digits[index * DIGITS..(index + 1) * DIGITS]).try_into().expect("a slice of 64")
+        &mut self.digits[index].0
     }
 
     /// Takes the bits of each block's largest magnitude, in order, and says what makes a block fine.
@@ -144,7 +155,7 @@ impl GemmScratch {
     ) {
         let blocks = cols / BLOCK;
         let rows = x.len() / cols;
-        grow(&mut self.digits, rows * blocks * DIGITS);
+        grow(&mut self.digits, rows * blocks);
         grow(&mut self.scales, rows * blocks);
         grow(&mut self.fine, rows * blocks);
         grow(&mut self.sums, rows * blocks);
@@ -162,12 +173,7 @@ impl GemmScratch {
             let (start, len) = (first * blocks, tile_rows * blocks);
             // SAFETY: every tile is given out once, and tiles do not overlap.
             let (digits, scales, fine, sums) = unsafe {
-                (
-                    digits.slice(start * DIGITS, len * DIGITS),
-                    scales.slice(start, len),
-                    fine.slice(start, blocks),
-                    sums.slice(start, len),
-                )
+                (digits.slice(start, len), scales.slice(start, len), fine.slice(start, blocks), sums.slice(start, len))
             };
             fine.fill(0);
             for row in 0..tile_rows {
@@ -228,7 +234,7 @@ mod tests {
 
     /// The integers of block `block` of a single row.
     fn values(scratch: &GemmScratch, block: usize) -> Vec<i32> {
-        let (high, low) = scratch.digits[block * DIGITS..][..DIGITS].split_at(BLOCK);
+        let (high, low) = scratch.digits[block].0.split_at(BLOCK);
         high.iter().zip(low).map(|(&high, &low)| (i32::from(high) << LOW_BITS) + i32::from(low)).collect()
     }
 
@@ -291,7 +297,7 @@ mod tests {
             let scratch = quantize_rows(isa, Activations::Mixed, 1, &x);
             assert_eq!(scratch.fine[..3], [0, 0, 1], "{isa:?}");
             for (block, x) in x.chunks(BLOCK).enumerate() {
-                let (high, low) = scratch.digits[block * DIGITS..][..DIGITS].split_at(BLOCK);
+                let (high, low) = scratch.digits[block].0.split_at(BLOCK);
                 let is_fine = scratch.fine[block] == 1;
                 let digits: Vec<i32> = high.iter().map(|&high| i32::from(high)).collect();
                 let integers = if is_fine { values(&scratch, block) } else { digits };
@@ -314,7 +320,7 @@ mod tests {
             let both = quantize_rows(isa, Activations::Mixed, 2, &[coarse, row([1.0, 9.0, 1.0])].concat());
             assert_eq!(both.fine[..3], [0, 1, 0], "{isa:?}");
             for (block, factor) in [(0, 1.0), (1, 128.0), (2, 1.0)] {
-                assert_eq!(both.digits[2 * block * DIGITS..][..DIGITS], alone.digits[block * DIGITS..][..DIGITS]);
+                assert_eq!(both.digits[2 * block], alone.digits[block]);
                 assert_eq!(both.scales[2 * block] * factor, alone.scales[block], "{isa:?} {block}");
                 assert_eq!(both.sums[2 * block].map(|sum| sum / factor as i32), alone.sums[block], "{isa:?} {block}");
             }

@@ -23,7 +23,7 @@ impl Kernels {
 /// Stores sixteen outputs of one row, or as many as exist.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn store(task: &Task, panel: usize, row: usize, sums: __m512) {
+pub(super) unsafe fn store(task: &Task, panel: usize, row: usize, sums: __m512) {
     let first = panel * PANEL_ROWS;
     let lanes = PANEL_ROWS.min(task.outputs - first);
     let mask = (0xFFFF_u32 >> (PANEL_ROWS - lanes)) as __mmask16;
@@ -128,7 +128,7 @@ fn move_bits(x: __m512i, from: usize, to: usize) -> __m512i {
 /// Group `g` of a block.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn unpack<F: Quantized>(planes: *const u8, g: usize) -> __m512i {
+pub(super) unsafe fn unpack<F: Quantized>(planes: *const u8, g: usize) -> __m512i {
     let format = F::FORMAT;
     let low_bits = format.low_bits() as usize;
     let (vector, shift) = match format.low {
@@ -208,18 +208,18 @@ unsafe fn integers<F: Quantized, const ROWS: usize, const FINE: bool>(
 
 /// Scales of a block for sixteen rows.
 #[derive(Clone, Copy)]
-struct Scaling {
+pub(super) struct Scaling {
     factor: __m512,
     /// What is subtracted: `fnmadd` takes it.
     min: __m512,
-    halves: [__m512i; 2],
+    pub(super) halves: [__m512i; 2],
     half_mins: [__m512i; 2],
 }
 
 impl Scaling {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-    unsafe fn load<F: Quantized>(head: *const u8, scales: *const u8) -> Scaling {
+    pub(super) unsafe fn load<F: Quantized>(head: *const u8, scales: *const u8) -> Scaling {
         // SAFETY: a place of sixteen float16 in a panel.
         let halfs = |at: *const u8| unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) };
         // SAFETY: the same for bytes.
@@ -258,7 +258,13 @@ impl Scaling {
     /// Adds the scaled integer and the minimum to a sum.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-    unsafe fn add<F: Quantized>(self, integer: __m512i, da: __m512, terms: *const i32, sum: __m512) -> __m512 {
+    pub(super) unsafe fn add<F: Quantized>(
+        self,
+        integer: __m512i,
+        da: __m512,
+        terms: *const i32,
+        sum: __m512,
+    ) -> __m512 {
         let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integer), _mm512_mul_ps(self.factor, da), sum);
         // SAFETY: the words that the type's terms have.
         unsafe {

@@ -32,6 +32,8 @@
 
 mod activations;
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -212,7 +214,7 @@ impl Multiplication<'_> {
         let (mut fine, mut terms) = (std::ptr::null(), std::ptr::null());
         if let Some(format) = Format::of(part.weight_type) {
             let first_block = first_row * (cols / BLOCK);
-            digits = self.scratch.digits[first_block * DIGITS..].as_ptr();
+            digits = self.scratch.digits[first_block..].as_ptr().cast();
             scales = self.scratch.scales[first_block..].as_ptr();
             fine = self.scratch.fine[first_block..].as_ptr();
             terms = self.scratch.terms[format.terms() as usize][first_block * format.terms().words()..].as_ptr();

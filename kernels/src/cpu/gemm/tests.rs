@@ -10,6 +10,12 @@ use crate::reference::dequantize::tests::random_row;
 use crate::{Error, MatrixData, WeightType};
 use proptest::prelude::*;
 
+/// The instruction sets of this machine, and the one that is emulated.
+fn sets() -> Vec<Isa> {
+    let emulated = [Isa::AmxEmulated].into_iter().filter(|isa| isa.is_available());
+    Isa::available().into_iter().chain(emulated).collect()
+}
+
 /// A matrix of the file and what it decodes to.
 struct Weights {
     weight_type: WeightType,
@@ -87,7 +93,7 @@ fn every_kernel_gives_the_same_bits(weight_type: WeightType) {
             let matrix = PackedMatrix::pack(&[weights.data()], &pools[1]).unwrap();
             let x = random_x(64, cols, 3);
             let expected = bits(&expected(&x, &matrix, None));
-            for isa in Isa::available() {
+            for isa in sets() {
                 for rows in [1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 64] {
                     let out = multiply(isa, &pools[rows % 3], rows, &x, &matrix, None);
                     assert!(
@@ -153,7 +159,7 @@ fn agrees_with_float64(weight_type: WeightType) {
         for (activations, tolerance) in [(Activations::Mixed, 2e-2), (Activations::Full, 2e-4)] {
             let rounded = x.chunks(cols).flat_map(|x| rounded(x, activations)).collect();
             let seen: Vec<f64> = if Format::of(weight_type).is_some() { rounded } else { exact.clone() };
-            for isa in Isa::available() {
+            for isa in sets() {
                 let out = multiply_in(Context { activations, ..Context::new(isa, &pool) }, 3, &x, &matrix, None);
                 let tight = error(&out, &product_in_f64(&seen, &decoded, cols));
                 assert!(tight < 1e-5, "{weight_type:?} {isa:?} {cols}: {tight} from the rounded activations");
@@ -162,6 +168,13 @@ fn agrees_with_float64(weight_type: WeightType) {
             }
         }
     }
+}
+
+/// Tiles of one row to sixteen, and panels that do not fill the kernel's group of four.
+fn emulated_choices() -> Vec<Choice> {
+    let isas = sets().into_iter().filter(|&isa| isa == Isa::AmxEmulated);
+    let tiles = [(1, 3), (2, 1), (7, 4), (8, 6), (9, 2), (15, 5), (16, 1)];
+    isas.flat_map(|isa| tiles.map(|(tile_rows, tile_panels)| Choice { isa, tile_rows, tile_panels })).collect()
 }
 
 #[test]
@@ -173,7 +186,7 @@ fn every_choice_gives_the_same_bits() {
         let x = random_x(33, 512, 6);
         let expected = bits(&expected(&x, &matrix, None));
         for rows in [1, 2, 5, 8, 9, 33] {
-            for choice in Choice::candidates(Isa::best(), rows) {
+            for choice in Choice::candidates(Isa::best(), rows).into_iter().chain(emulated_choices()) {
                 let mut out = vec![f32::NAN; rows * 90];
                 let context = Context {
                     choice: Some(choice),
@@ -214,7 +227,7 @@ fn stacked_parts_of_different_types_are_one_matrix_and_the_bias_comes_last() {
     assert_eq!((matrix.rows(), matrix.cols()), (157, 512));
     let x = random_x(5, 512, 9);
     let bias: Vec<f32> = (0..157).map(|i| i as f32 / 8.0).collect();
-    for isa in Isa::available() {
+    for isa in sets() {
         let out = multiply(isa, &pool, 5, &x, &matrix, Some(&bias));
         let mut first = 0;
         for part in &parts {
@@ -238,7 +251,7 @@ fn nothing_outside_the_live_rows_is_read_or_written() {
     let matrix = PackedMatrix::pack(&[weights.data()], &pool).unwrap();
     let mut x = random_x(4, 64, 1);
     x[2 * 64..].fill(f32::NAN);
-    for isa in Isa::available() {
+    for isa in sets() {
         let mut out = vec![-7.0; 4 * 40];
         gemm(
             Context { activations: Activations::Mixed, ..Context::new(isa, &pool) },
@@ -263,7 +276,7 @@ fn a_row_that_is_not_finite_gives_nan_and_leaves_the_others_alone() {
         let mut x = random_x(3, 512, 4);
         let good = multiply(Isa::Portable, &pool, 3, &x, &matrix, None);
         x[512 + 100] = f32::NAN;
-        for isa in Isa::available() {
+        for isa in sets() {
             let out = multiply(isa, &pool, 3, &x, &matrix, None);
             assert!(out[20..40].iter().all(|x| x.is_nan()), "{weight_type:?} {isa:?}");
             assert_eq!((bits(&out[..20]), bits(&out[40..])), (bits(&good[..20]), bits(&good[40..])));
@@ -303,7 +316,7 @@ fn the_largest_integers_stay_exact() {
                     multiply_in(Context { activations, ..Context::new(isa, &pool) }, 1, &x, &matrix, None)
                 };
                 let both = [Activations::Mixed, Activations::Full];
-                for (isa, activations) in Isa::available().into_iter().flat_map(|isa| both.map(|both| (isa, both))) {
+                for (isa, activations) in sets().into_iter().flat_map(|isa| both.map(|both| (isa, both))) {
                     let out = multiply(isa, activations);
                     let expected = bits(&multiply(Isa::Portable, activations));
                     assert_eq!(bits(&out), expected, "{weight_type:?} {isa:?} {byte:#x}");
@@ -327,7 +340,7 @@ fn many_rows_are_divided_into_bands_without_a_change_of_bits() {
     let matrix = PackedMatrix::pack(&[weights.data()], &pool).unwrap();
     let x = random_x(150, 8192, 2);
     let expected = bits(&expected(&x, &matrix, None));
-    for isa in Isa::available() {
+    for isa in sets() {
         assert!(bits(&multiply(isa, &pool, 150, &x, &matrix, None)) == expected, "{isa:?}");
     }
 }
@@ -410,7 +423,7 @@ proptest! {
         let x = random_x(rows, cols, seed);
         let bias = random_x(1, outputs, seed + 1);
         let expected = bits(&expected(&x, &matrix, Some(&bias)));
-        for isa in Isa::available() {
+        for isa in sets() {
             prop_assert!(bits(&multiply(isa, &pool, rows, &x, &matrix, Some(&bias))) == expected, "{isa:?}");
         }
     }
