@@ -48,7 +48,7 @@ const MOST_THREADS: usize = 1024;
 pub struct CpuConfig {
     /// Threads, the caller included; `None` takes what the system offers this process.
     pub threads: Option<usize>,
-    /// `portable`, `avx2` or `avx512`; `None` takes the best this machine has.
+    /// `portable`, `neon`, `neon-dot`, `avx2` or `avx512`; `None` takes the best this machine has.
     pub isa: Option<String>,
 }
 
