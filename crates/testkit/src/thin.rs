@@ -2,10 +2,6 @@
 
 /// Where `TAPER_TEST_QUICK` is set, the first of these cases and every `every`-th after it; else all of them.
 pub fn thinned<T>(cases: impl IntoIterator<Item = T>, every: usize) -> impl Iterator<Item = T> {
-    cases.into_iter().step_by(if is_quick() { every } else { 1 })
-}
-
-/// Whether `TAPER_TEST_QUICK` is set.
-pub fn is_quick() -> bool {
-    std::env::var_os("TAPER_TEST_QUICK").is_some()
+    let is_quick = std::env::var_os("TAPER_TEST_QUICK").is_some();
+    cases.into_iter().step_by(if is_quick { every } else { 1 })
 }
