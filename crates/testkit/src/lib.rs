@@ -11,5 +11,6 @@ pub mod hostile;
 mod lies;
 pub mod quantize;
 pub mod rng;
+pub mod thin;
 pub mod tiny;
 pub mod vocab;

@@ -12,6 +12,10 @@ mod amx;
 pub enum Isa {
     /// Plain Rust.
     Portable,
+    /// NEON, which every 64-bit Arm processor has.
+    Neon,
+    /// NEON with dot products of bytes (and all of [`Isa::Neon`]).
+    NeonDot,
     /// AVX2 with FMA and F16C.
     Avx2,
     /// AVX-512 F, BW, VL, DQ and VNNI (and all of [`Isa::Avx2`]).
@@ -34,12 +38,14 @@ pub struct Table {
 
 impl Isa {
     /// Every set, slowest first.
-    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx];
+    pub const ALL: [Isa; 6] = [Isa::Portable, Isa::Neon, Isa::NeonDot, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     /// The name that users write.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Portable => "portable",
+            Isa::Neon => "neon",
+            Isa::NeonDot => "neon-dot",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Amx => "amx",
@@ -51,6 +57,8 @@ impl Isa {
     fn needs(self) -> &'static str {
         match self {
             Isa::Portable => "nothing",
+            Isa::Neon => "asimd",
+            Isa::NeonDot => "asimd, asimddp",
             Isa::Avx2 => "avx2, fma, f16c",
             Isa::Avx512 | Isa::AmxEmulated => "avx2, fma, f16c, avx512f, avx512bw, avx512vl, avx512dq, avx512vnni",
             Isa::Amx => "what avx512 needs, amx_tile, amx_int8, and the system's permission to use tiles",
@@ -66,6 +74,7 @@ impl Isa {
             };
             match self {
                 Isa::Portable => true,
+                Isa::Neon | Isa::NeonDot => false,
                 Isa::Avx2 => avx2(),
                 Isa::Avx512 => {
                     avx2()
@@ -79,7 +88,16 @@ impl Isa {
                 Isa::AmxEmulated => Isa::Avx512.is_available(),
             }
         }
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        {
+            match self {
+                Isa::Portable => true,
+                Isa::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+                Isa::NeonDot => Isa::Neon.is_available() && std::arch::is_aarch64_feature_detected!("dotprod"),
+                Isa::Avx2 | Isa::Avx512 | Isa::Amx | Isa::AmxEmulated => false,
+            }
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         {
             self == Isa::Portable
         }
@@ -128,6 +146,10 @@ impl Isa {
         assert!(self.is_available(), "{} is not available on this machine", self.name());
         match self {
             Isa::Portable => &PORTABLE,
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => &NEON,
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot => &NEON_DOT,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => &AVX2,
             #[cfg(target_arch = "x86_64")]
@@ -136,13 +158,16 @@ impl Isa {
             Isa::Amx => &AMX,
             #[cfg(target_arch = "x86_64")]
             Isa::AmxEmulated => &AMX_EMULATED,
-            #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 | Isa::Amx | Isa::AmxEmulated => unreachable!("not available on this architecture"),
+            _ => unreachable!("not available on this architecture"),
         }
     }
 }
 
 static PORTABLE: Table = Table { isa: Isa::Portable, gemm: gemm::Kernels::PORTABLE };
+#[cfg(target_arch = "aarch64")]
+static NEON: Table = Table { isa: Isa::Neon, gemm: gemm::Kernels::NEON };
+#[cfg(target_arch = "aarch64")]
+static NEON_DOT: Table = Table { isa: Isa::NeonDot, gemm: gemm::Kernels::NEON_DOT };
 #[cfg(target_arch = "x86_64")]
 static AVX2: Table = Table { isa: Isa::Avx2, gemm: gemm::Kernels::AVX2 };
 #[cfg(target_arch = "x86_64")]

@@ -15,11 +15,14 @@ pub struct Operation {
 pub fn operations(isa: Isa) -> Vec<Operation> {
     let lanes = match isa {
         Isa::Portable => "sixteen lanes of plain Rust",
+        Isa::Neon | Isa::NeonDot => "sixteen lanes, NEON",
         Isa::Avx2 => "sixteen lanes, AVX2 + FMA",
         Isa::Avx512 | Isa::Amx | Isa::AmxEmulated => "sixteen lanes, AVX-512",
     };
     let integers = match isa {
         Isa::Portable => "15-bit activations in blocks of 32, plain Rust",
+        Isa::Neon => "15-bit activations in blocks of 32, NEON multiply-add of bytes",
+        Isa::NeonDot => "15-bit activations in blocks of 32, NEON dot products",
         Isa::Avx2 => "15-bit activations in blocks of 32, AVX2 multiply-add of bytes",
         Isa::Avx512 => "15-bit activations in blocks of 32, AVX-512 VNNI dot products",
         Isa::Amx => "15-bit activations in blocks of 32, AMX int8 tiles; few rows AVX-512 VNNI dot products",
@@ -27,6 +30,7 @@ pub fn operations(isa: Isa) -> Vec<Operation> {
     };
     let floats = match isa {
         Isa::Portable => "float32 multiply-add, plain Rust",
+        Isa::Neon | Isa::NeonDot => "float32 FMA, NEON",
         Isa::Avx2 => "float32 FMA, AVX2",
         Isa::Avx512 | Isa::Amx | Isa::AmxEmulated => "float32 FMA, AVX-512",
     };

@@ -6,6 +6,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 
 use super::isa::Isa;
@@ -75,6 +77,9 @@ pub(crate) fn run<K: Kernel>(isa: Isa, kernel: K) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Isa::Avx2 => unsafe { run_avx2(kernel) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        Isa::Neon | Isa::NeonDot => unsafe { run_neon(kernel) },
         _ => kernel.run(portable::Portable),
     }
 }
@@ -89,6 +94,12 @@ fn run_avx2<K: Kernel>(kernel: K) {
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
 fn run_avx512<K: Kernel>(kernel: K) {
     kernel.run(avx512::Avx512::new());
+}
+
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon")]
+fn run_neon<K: Kernel>(kernel: K) {
+    kernel.run(neon::Neon::new());
 }
 
 /// Up to sixteen elements as a vector, zeros behind them.

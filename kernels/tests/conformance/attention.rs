@@ -4,6 +4,7 @@
 use crate::fixture::{How, Sequences, no_rope};
 use taper_kernels::{Backend, HeadLayout, KvDtype, KvLayout};
 use taper_testkit::rng::SplitMix;
+use taper_testkit::thin::thinned;
 
 /// Rows at the end of a prompt: several tiles of query vectors from groups of three on.
 const TAIL: usize = 20;
@@ -59,14 +60,16 @@ fn check_within<B: Backend>(backend: &B, sequences: &Sequences, tolerance: f64, 
 
 fn lengths_groups_and_head_sizes<B: Backend>(backend: &B) {
     let mut rng = SplitMix::new(1);
-    for head_dim in [16, 64, 80, 128] {
-        for group in [1, 3, 4, 8] {
-            let sequences = Sequences::new(&mut rng, heads(group, 1, head_dim), &LENS);
+    for head_dim in thinned([16, 64, 80, 128], 2) {
+        for group in thinned([1, 3, 4, 8], 3) {
+            let lens: Vec<usize> = thinned(LENS, 3).collect();
+            let sequences = Sequences::new(&mut rng, heads(group, 1, head_dim), &lens);
             check(backend, &sequences, 10.0, &format!("group of {group}, heads of {head_dim}"));
         }
     }
     // Sizes of tiny models, not whole vectors, and several KV heads.
-    for (group, num_kv_heads, head_dim) in [(2, 2, 8), (1, 3, 18), (5, 2, 24), (7, 1, 2), (20, 1, 34), (60, 1, 16)] {
+    let tiny = [(2, 2, 8), (1, 3, 18), (5, 2, 24), (7, 1, 2), (20, 1, 34), (60, 1, 16)];
+    for (group, num_kv_heads, head_dim) in thinned(tiny, 5) {
         let sequences = Sequences::new(&mut rng, heads(group, num_kv_heads, head_dim), &[1, 70, 600]);
         check(backend, &sequences, 10.0, &format!("group of {group}, {num_kv_heads} KV heads of {head_dim}"));
     }
@@ -99,7 +102,7 @@ fn hard_scores<B: Backend>(backend: &B) {
         ("all very negative", 10_000.0, Box::new(|i| -10_000.0 - (i % 7) as f32)),
         ("all zero", 0.0, Box::new(|_| 0.0)),
     ];
-    for (what, largest_score, score) in cases {
+    for (what, largest_score, score) in thinned(cases, 3) {
         check(backend, &with_scores(&mut rng, 900, score), largest_score, what);
     }
 }
@@ -108,7 +111,7 @@ fn hard_scores<B: Backend>(backend: &B) {
 fn storage_types<B: Backend>(backend: &B) {
     let mut rng = SplitMix::new(4);
     for dtype in [KvDtype::BF16, KvDtype::Q8_0, KvDtype::F32] {
-        for (group, num_kv_heads, head_dim) in [(3, 2, 64), (4, 1, 32), (5, 1, 96), (1, 1, 128)] {
+        for (group, num_kv_heads, head_dim) in thinned([(3, 2, 64), (4, 1, 32), (5, 1, 96), (1, 1, 128)], 4) {
             let mut sequences = Sequences::new(&mut rng, heads(group, num_kv_heads, head_dim), &[1, 64, 257, 700]);
             sequences.dtype = dtype;
             sequences.round_to_storage();

@@ -6,6 +6,7 @@ use crate::operations::{add_norm_of, norm_of, qk_norm_of, silu_of};
 use std::ops::Range;
 use taper_kernels::{Backend, HeadLayout, KvDtype, MatrixData, Rope, RopeKind, WeightType};
 use taper_testkit::rng::SplitMix;
+use taper_testkit::thin::thinned;
 
 pub(crate) fn suite<B: Backend>(backend: &B) {
     chunked_prompts_equal_whole_ones(backend);
@@ -56,13 +57,14 @@ fn chunks(len: usize, lens: &[usize]) -> Vec<Vec<(usize, Range<usize>)>> {
 
 fn chunked_prompts_equal_whole_ones<B: Backend>(backend: &B) {
     let mut rng = SplitMix::new(20);
-    for heads in layouts() {
+    for heads in thinned(layouts(), 3) {
         let len = 600;
         let sequences = Sequences::new(&mut rng, heads, &[len]);
-        for how in How::ALL {
+        for how in thinned(How::ALL, 2) {
             let whole = run_steps(backend, &sequences, how, &chunks(len, &[len]));
             // Rows alone after a long prompt are decoding, a few are verified speculation, 7 cuts blocks unevenly.
-            for lens in [&[500, 1][..], &[512, 5], &[64], &[7, 130, 300, 1, 33], &[598, 1]] {
+            let cuts: [&[usize]; 5] = [&[500, 1], &[512, 5], &[64], &[7, 130, 300, 1, 33], &[598, 1]];
+            for lens in thinned(cuts, 5) {
                 let cut = run_steps(backend, &sequences, how, &chunks(len, lens));
                 for (position, (cut, whole)) in cut.iter().zip(&whole).enumerate() {
                     assert!(cut == whole, "{heads:?} {how:?} cut {lens:?}: position {position} differs");
@@ -82,13 +84,13 @@ fn chunked_prompts_equal_whole_ones<B: Backend>(backend: &B) {
 
 fn batched_sequences_equal_single_ones<B: Backend>(backend: &B) {
     let mut rng = SplitMix::new(21);
-    for heads in layouts() {
+    for heads in thinned(layouts(), 3) {
         // Two decode, one begins, one continues its prompt, one verifies three tokens, one has a single token.
         let lens = [530, 64, 130, 400, 520, 1];
         let last = [1, 1, 130, 300, 3, 1];
         let mut sequences = Sequences::new(&mut rng, heads, &lens);
         sequences.dtype = KvDtype::F16;
-        for how in How::ALL {
+        for how in thinned(How::ALL, 2) {
             let before: Vec<_> = (0..6).filter(|&s| last[s] < lens[s]).map(|s| (s, 0..lens[s] - last[s])).collect();
             let parts: Vec<_> = (0..6).map(|s| (s, lens[s] - last[s]..lens[s])).collect();
             let together = run_steps(backend, &sequences, how, &[before.clone(), parts.clone()]);
@@ -113,12 +115,12 @@ fn batched_sequences_equal_single_ones<B: Backend>(backend: &B) {
 /// A block that another sequence has used holds stale keys, maybe not even numbers.
 fn what_lies_behind_a_row_does_not_matter<B: Backend>(backend: &B) {
     let mut rng = SplitMix::new(22);
-    for heads in layouts() {
+    for heads in thinned(layouts(), 3) {
         let sequences = Sequences::new(&mut rng, heads, &[70]);
         let mut stale = Sequences::new(&mut rng, heads, &[128]);
         stale.num_blocks = sequences.num_blocks;
         stale.block_tables = sequences.block_tables.clone();
-        for how in How::ALL {
+        for how in thinned(How::ALL, 2) {
             let not_finite = [f32::NAN, f32::NEG_INFINITY, f32::INFINITY].into_iter().cycle();
             stale.qkv[0].iter_mut().zip(not_finite).for_each(|(x, y)| *x = y);
             let mut cache = sequences.cache(backend);
@@ -201,14 +203,14 @@ pub(crate) fn of_every_operation<B: Backend>(backend: &B) -> Vec<(String, Vec<u3
             results.push((format!("linear, {weight_type:?}, {rows} rows"), to_bits(&product)));
         }
     }
-    for heads in layouts() {
+    for heads in thinned(layouts(), 3) {
         let mut sequences = Sequences::new(&mut rng, heads, &[620, 300]);
-        for dtype in [KvDtype::F16, KvDtype::BF16, KvDtype::F32, KvDtype::Q8_0] {
+        for dtype in thinned([KvDtype::F16, KvDtype::BF16, KvDtype::F32, KvDtype::Q8_0], 3) {
             if dtype == KvDtype::Q8_0 && !heads.head_dim.is_multiple_of(32) {
                 continue;
             }
             sequences.dtype = dtype;
-            for how in How::ALL {
+            for how in thinned(How::ALL, 2) {
                 let steps = [vec![(0, 0..500), (1, 0..299)], vec![(0, 500..600), (1, 299..300)], vec![(0, 600..620)]];
                 let bits = run_steps(backend, &sequences, how, &steps);
                 results.push((format!("attention, {how:?}, {dtype:?}, {heads:?}"), bits.concat()));

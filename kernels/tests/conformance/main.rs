@@ -57,6 +57,12 @@ instances! {
     cpu_portable_with_1_thread: "portable", 1;
     cpu_portable_with_2_threads: "portable", 2;
     cpu_portable_with_3_threads: "portable", 3;
+    cpu_neon_with_1_thread: "neon", 1;
+    cpu_neon_with_2_threads: "neon", 2;
+    cpu_neon_with_3_threads: "neon", 3;
+    cpu_neon_dot_with_1_thread: "neon-dot", 1;
+    cpu_neon_dot_with_2_threads: "neon-dot", 2;
+    cpu_neon_dot_with_3_threads: "neon-dot", 3;
     cpu_avx2_with_1_thread: "avx2", 1;
     cpu_avx2_with_2_threads: "avx2", 2;
     cpu_avx2_with_3_threads: "avx2", 3;

@@ -4,6 +4,7 @@
 use crate::fixture::{How, Sequences, halves, no_rope, to_bits};
 use taper_kernels::{Backend, HeadLayout, KvDtype, Softmax, UnifiedRange};
 use taper_testkit::rng::SplitMix;
+use taper_testkit::thin::thinned;
 
 const HEADS: HeadLayout = HeadLayout { num_heads: 6, num_kv_heads: 2, head_dim: 64 };
 /// (row, head) pairs of a step of [`ROWS`] rows.
@@ -138,7 +139,7 @@ fn cases() -> Vec<Hard> {
 
 fn hard_scores<B: Backend>(backend: &B) {
     let around_zero = ranges(0, -60.0, 60.0);
-    for hard in cases() {
+    for hard in thinned(cases(), 5) {
         let what = format!("{}, {} keys", hard.what, hard.len);
         let sequences = with_scores(hard.len, &hard.score, &hard.value);
         let largest = (0..hard.len).map(&hard.value).fold(0.0, f32::max);
@@ -186,7 +187,7 @@ fn bits_are_equal_up_to_a_spread_of_102<B: Backend>(backend: &B) {
         Box::new(|i| 51.0 - (i % 600) as f32 * 0.17),
         Box::new(|i| (i * 7919 % 1021) as f32 * 0.0999 - 51.0),
     ];
-    for score in orders {
+    for score in thinned(orders, 3) {
         for value in [1.0, 2.0_f32.powi(-24)] {
             let sequences = with_scores(700, &score, |i| value * (1 + i % 3) as f32);
             let (expected, _) = run(backend, &sequences, How::ONLINE);
@@ -205,7 +206,9 @@ fn bits_are_equal_up_to_a_spread_of_102<B: Backend>(backend: &B) {
 fn fixed_references_have_the_bits_of_running_ones<B: Backend>(backend: &B) {
     let mut rng = SplitMix::new(32);
     for dtype in [KvDtype::F16, KvDtype::BF16, KvDtype::F32, KvDtype::Q8_0] {
-        for (num_heads, num_kv_heads, head_dim, len) in [(9, 3, 64, 1500), (8, 1, 32, 600), (40, 2, 32, 300)] {
+        for (num_heads, num_kv_heads, head_dim, len) in
+            thinned([(8, 1, 32, 600), (9, 3, 64, 1500), (40, 2, 32, 300)], 3)
+        {
             let heads = HeadLayout { num_heads, num_kv_heads, head_dim };
             let mut sequences = Sequences::new(&mut rng, heads, &[len]);
             sequences.dtype = dtype;

@@ -41,6 +41,8 @@ mod choice;
 mod format;
 mod kernels;
 mod matrix;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod pack;
 mod portable;
 mod shared;
