@@ -69,7 +69,7 @@ pub(crate) struct ModelArgs {
     pub(crate) threads: Option<usize>,
 
     /// Instruction set of the kernels [default: the best this machine has].
-    #[arg(long, value_name = "ISA", env = "TAPER_ISA", value_parser = ["portable", "avx2", "avx512"])]
+    #[arg(long, value_name = "ISA", env = "TAPER_ISA", value_parser = ["portable", "avx2", "avx512", "avx512bf16"])]
     pub(crate) isa: Option<String>,
 
     /// What computes; `reference` is the slow specification.

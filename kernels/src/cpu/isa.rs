@@ -13,6 +13,8 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, VL, DQ and VNNI (and all of [`Isa::Avx2`]).
     Avx512,
+    /// [`Isa::Avx512`] and its dot products of bfloat16.
+    Avx512Bf16,
 }
 
 /// The kernels of one instruction set.
@@ -26,7 +28,7 @@ pub struct Table {
 
 impl Isa {
     /// Every set, slowest first.
-    pub const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16];
 
     /// The name that users write.
     pub fn name(self) -> &'static str {
@@ -34,6 +36,7 @@ impl Isa {
             Isa::Portable => "portable",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Avx512Bf16 => "avx512bf16",
         }
     }
 
@@ -43,6 +46,7 @@ impl Isa {
             Isa::Portable => "nothing",
             Isa::Avx2 => "avx2, fma, f16c",
             Isa::Avx512 => "avx2, fma, f16c, avx512f, avx512bw, avx512vl, avx512dq, avx512vnni",
+            Isa::Avx512Bf16 => "what avx512 needs, and avx512bf16",
         }
     }
 
@@ -53,17 +57,19 @@ impl Isa {
             let avx2 = || {
                 is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
             };
+            let avx512 = || {
+                avx2()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vnni")
+            };
             match self {
                 Isa::Portable => true,
                 Isa::Avx2 => avx2(),
-                Isa::Avx512 => {
-                    avx2()
-                        && is_x86_feature_detected!("avx512f")
-                        && is_x86_feature_detected!("avx512bw")
-                        && is_x86_feature_detected!("avx512vl")
-                        && is_x86_feature_detected!("avx512dq")
-                        && is_x86_feature_detected!("avx512vnni")
-                }
+                Isa::Avx512 => avx512(),
+                Isa::Avx512Bf16 => avx512() && is_x86_feature_detected!("avx512bf16"),
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -110,8 +116,10 @@ impl Isa {
             Isa::Avx2 => &AVX2,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => &AVX512,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => &AVX512_BF16,
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 => unreachable!("not available on this architecture"),
+            Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 => unreachable!("not available on this architecture"),
         }
     }
 }
@@ -121,6 +129,8 @@ static PORTABLE: Table = Table { isa: Isa::Portable, gemm: gemm::Kernels::PORTAB
 static AVX2: Table = Table { isa: Isa::Avx2, gemm: gemm::Kernels::AVX2 };
 #[cfg(target_arch = "x86_64")]
 static AVX512: Table = Table { isa: Isa::Avx512, gemm: gemm::Kernels::AVX512 };
+#[cfg(target_arch = "x86_64")]
+static AVX512_BF16: Table = Table { isa: Isa::Avx512Bf16, gemm: gemm::Kernels::AVX512_BF16 };
 
 #[cfg(test)]
 mod tests {

@@ -43,12 +43,15 @@ const WORTH_SHARING: usize = 32 * 1024;
 /// More threads than the largest machine has; a number beyond it is a slip, and could not be started.
 const MOST_THREADS: usize = 1024;
 
+/// How products with quantized and with BF16 weights round: see [`gemm`].
+const NUMERICS_CLASS: &str = "int15x32-bf16x32";
+
 /// Settings of [`Cpu`].
 #[derive(Debug, Clone, Default)]
 pub struct CpuConfig {
     /// Threads, the caller included; `None` takes what the system offers this process.
     pub threads: Option<usize>,
-    /// `portable`, `avx2` or `avx512`; `None` takes the best this machine has.
+    /// `portable`, `avx2`, `avx512` or `avx512bf16`; `None` takes the best this machine has.
     pub isa: Option<String>,
 }
 
@@ -121,7 +124,12 @@ impl Backend for Cpu {
     type KvCache = KvCache;
 
     fn info(&self) -> BackendInfo {
-        BackendInfo { name: "cpu", isa: self.isa().name(), threads: self.pool().threads(), numerics_class: "int15x32" }
+        BackendInfo {
+            name: "cpu",
+            isa: self.isa().name(),
+            threads: self.pool().threads(),
+            numerics_class: NUMERICS_CLASS,
+        }
     }
 
     fn buffer(&self, rows: usize, cols: usize) -> Result<Buffer, Error> {

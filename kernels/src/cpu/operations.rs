@@ -16,21 +16,28 @@ pub fn operations(isa: Isa) -> Vec<Operation> {
     let lanes = match isa {
         Isa::Portable => "sixteen lanes of plain Rust",
         Isa::Avx2 => "sixteen lanes, AVX2 + FMA",
-        Isa::Avx512 => "sixteen lanes, AVX-512",
+        Isa::Avx512 | Isa::Avx512Bf16 => "sixteen lanes, AVX-512",
     };
     let integers = match isa {
         Isa::Portable => "15-bit activations in blocks of 32, plain Rust",
         Isa::Avx2 => "15-bit activations in blocks of 32, AVX2 multiply-add of bytes",
-        Isa::Avx512 => "15-bit activations in blocks of 32, AVX-512 VNNI dot products",
+        Isa::Avx512 | Isa::Avx512Bf16 => "15-bit activations in blocks of 32, AVX-512 VNNI dot products",
     };
     let floats = match isa {
         Isa::Portable => "float32 multiply-add, plain Rust",
         Isa::Avx2 => "float32 FMA, AVX2",
-        Isa::Avx512 => "float32 FMA, AVX-512",
+        Isa::Avx512 | Isa::Avx512Bf16 => "float32 FMA, AVX-512",
+    };
+    let brains = match isa {
+        Isa::Portable => "bfloat16 activations, sums of blocks of 32, plain Rust",
+        Isa::Avx2 => "bfloat16 activations, sums of blocks of 32, float32 FMA of AVX2",
+        Isa::Avx512 => "bfloat16 activations, sums of blocks of 32, float32 FMA of AVX-512",
+        Isa::Avx512Bf16 => "bfloat16 activations, sums of blocks of 32, AVX-512 BF16 dot products",
     };
     [
         ("linear, quantized weights", integers),
-        ("linear, F32 F16 BF16", floats),
+        ("linear, F32 F16", floats),
+        ("linear, BF16", brains),
         ("attention", lanes),
         ("rms_norm, add_rms_norm, qk_norm", lanes),
         ("rope_kv_store", lanes),

@@ -22,6 +22,8 @@ pub struct GemmScratch {
     pub(super) scales: Vec<f32>,
     sums: Vec<[i32; 2]>,
     pub(super) terms: [Vec<i32>; Terms::COUNT],
+    /// Rows for BF16 weights, in the layout of [`super::bf16`].
+    pub(super) pairs: Vec<[u32; 2]>,
 }
 
 /// Where the blocks of one row of a tile go: the first, and the distance to the next in blocks.
@@ -123,7 +125,7 @@ impl GemmScratch {
     }
 }
 
-fn grow<T: Clone + Default>(memory: &mut Vec<T>, len: usize) {
+pub(super) fn grow<T: Clone + Default>(memory: &mut Vec<T>, len: usize) {
     if memory.len() < len {
         memory.resize(len, T::default());
     }

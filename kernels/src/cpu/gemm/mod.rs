@@ -20,7 +20,10 @@
 //! | Q2_K | sum over halves h of s_h (sum of qw qa); `dw = d` | `acc = fma(-dmin, f32(sum of m_h sum_h qa) * da, acc)` |
 //!
 //! All integers fit into 32 bits (Q6_K comes closest: 32 * 32 * 128 * 16256 < 2^31); `f32()` rounds them once, to nearest;
-//! `d s` and `dmin m` are exact; each product with `da` and each `fma` rounds once. **Float weights:** `acc = fma(w, x, acc)`, k ascending, float32 activations. The bias is added at the end.
+//! `d s` and `dmin m` are exact; each product with `da` and each `fma` rounds once. The bias is added at the end.
+//!
+//! **F32 and F16 weights:** `acc = fma(w, x, acc)`, k ascending, float32 activations. **BF16 weights:** activations rounded to
+//! bfloat16, even and odd k summed apart within blocks of 32 (`bf16`).
 //!
 //! # How
 //!
@@ -32,6 +35,7 @@ mod activations;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod bf16;
 mod choice;
 mod format;
 mod kernels;
@@ -49,6 +53,7 @@ pub use matrix::PackedMatrix;
 
 use super::isa::Isa;
 use super::pool::Pool;
+use crate::WeightType;
 use activations::DIGITS;
 use format::{BLOCK, Format, PANEL_ROWS, Terms};
 use kernels::Task;
@@ -118,6 +123,9 @@ pub fn gemm(
         formats().for_each(|format| wanted[format.terms() as usize] = true);
         scratch.quantize(context.pool, kernels, tile_rows, (x, k), wanted);
     }
+    if matrix.parts.iter().any(|part| part.weight_type == WeightType::BF16) {
+        scratch.round(context.pool, tile_rows, (x, k));
+    }
     let product =
         Multiplication { choice, tile_rows, kernels, matrix, rows, x, bias, out: SharedMut::new(out), scratch };
     let bands = Bands::new(&product);
@@ -143,8 +151,9 @@ struct Bands {
 impl Bands {
     fn new(product: &Multiplication<'_>) -> Bands {
         let (rows, cols, tile) = (product.rows, product.matrix.cols(), product.tile_rows);
-        let is_float = product.matrix.parts.iter().any(|part| Format::of(part.weight_type).is_none());
-        let row_bytes = cols.saturating_mul(if is_float { size_of::<f32>() } else { DIGITS / BLOCK });
+        let float32 = |part: &Part| matches!(part.weight_type, WeightType::F32 | WeightType::F16);
+        // Digits and bfloat16 take two bytes.
+        let row_bytes = cols.saturating_mul(if product.matrix.parts.iter().any(float32) { 4 } else { 2 });
         let band_rows = (BAND_BYTES / row_bytes / tile * tile).clamp(tile, rows.next_multiple_of(tile));
         let num_panels = product.matrix.num_panels();
         // The time of a piece grows with the bytes of weights and with the tiles of rows that each meets.
@@ -204,6 +213,10 @@ impl Multiplication<'_> {
         let first_output = first_panel * PANEL_ROWS;
         let column = part.first_row + first_output;
         let (mut digits, mut scales, mut terms) = (std::ptr::null(), std::ptr::null(), std::ptr::null());
+        let mut pairs = std::ptr::null();
+        if part.weight_type == WeightType::BF16 {
+            pairs = self.scratch.pairs[first_row * bf16::num_quads(cols)..].as_ptr();
+        }
         if let Some(format) = Format::of(part.weight_type) {
             let first_block = first_row * (cols / BLOCK);
             digits = self.scratch.digits[first_block * DIGITS..].as_ptr();
@@ -217,6 +230,7 @@ impl Multiplication<'_> {
             cols,
             rows,
             x: self.x[first_row * cols..].as_ptr(),
+            pairs,
             digits,
             scales,
             terms,
