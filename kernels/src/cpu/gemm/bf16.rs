@@ -5,8 +5,10 @@
 //! Activations are rounded to bfloat16, ties to even; magnitudes below 2^-56 become zero, in activations and in weights.
 //! Then, for every block of 32 k (the last may be shorter), with fused multiply-adds:
 //!
-//!     even = chain over k = 0, 2, .., 30 from zero     odd = chain over k = 1, 3, .., 31 from zero
-//!     acc = acc + (even + odd)                         blocks ascending, acc from zero; the bias at the end
+//! ```text
+//! even = chain over k = 0, 2, .., 30 from zero     odd = chain over k = 1, 3, .., 31 from zero
+//! acc = acc + (even + odd)                         blocks ascending, acc from zero; the bias at the end
+//! ```
 //!
 //! That is what a tile of AMX's `tdpbf16ps` with K = 32 computes, and each chain is a sequence of AVX-512's `vdpbf16ps`.
 //! Both flush denormal numbers, which plain arithmetic does not; here there are none. Operands are zero or multiples of 2^-63
