@@ -80,6 +80,11 @@ impl<'a> Context<'a> {
 
 /// Bytes of activations that a band of rows may take: half of a common second cache, beside the weights passing through.
 const BAND_BYTES: usize = 512 * 1024;
+/// The same for BF16 weights: every band reads them again, and they are many bytes. Against half of it, 256 rows with
+/// 2048 x 8192 gain a seventh, narrower matrices nothing (Zen 5, second cache of 1 MiB).
+const BF16_BAND_BYTES: usize = 1024 * 1024;
+/// Panels of BF16 weights that stay in the second cache while tiles pass: kernels take two together, and more are too large.
+const BF16_TILE_PANELS: usize = 2;
 /// Bytes of weights, times tiles of rows, that a thread takes at once: half a microsecond, some ten times what taking costs.
 const PIECE_BYTES: usize = 16 * 1024;
 
@@ -151,10 +156,11 @@ struct Bands {
 impl Bands {
     fn new(product: &Multiplication<'_>) -> Bands {
         let (rows, cols, tile) = (product.rows, product.matrix.cols(), product.tile_rows);
-        let float32 = |part: &Part| matches!(part.weight_type, WeightType::F32 | WeightType::F16);
+        let any = |types: &[WeightType]| product.matrix.parts.iter().any(|part| types.contains(&part.weight_type));
         // Digits and bfloat16 take two bytes.
-        let row_bytes = cols.saturating_mul(if product.matrix.parts.iter().any(float32) { 4 } else { 2 });
-        let band_rows = (BAND_BYTES / row_bytes / tile * tile).clamp(tile, rows.next_multiple_of(tile));
+        let row_bytes = cols.saturating_mul(if any(&[WeightType::F32, WeightType::F16]) { 4 } else { 2 });
+        let band_bytes = if any(&[WeightType::BF16]) { BF16_BAND_BYTES } else { BAND_BYTES };
+        let band_rows = (band_bytes / row_bytes / tile * tile).clamp(tile, rows.next_multiple_of(tile));
         let num_panels = product.matrix.num_panels();
         // The time of a piece grows with the bytes of weights and with the tiles of rows that each meets.
         let panel_bytes = (product.matrix.bytes() / num_panels).max(1);
@@ -194,7 +200,9 @@ impl Multiplication<'_> {
 
     fn run_part(&self, part: &Part, panels: std::ops::Range<usize>, rows: std::ops::Range<usize>) {
         let tile = self.tile_rows;
-        let at_once = if rows.len() <= tile { panels.len() } else { self.choice.tile_panels };
+        let is_bf16 = part.weight_type == WeightType::BF16;
+        let tile_panels = self.choice.tile_panels.min(if is_bf16 { BF16_TILE_PANELS } else { usize::MAX });
+        let at_once = if rows.len() <= tile { panels.len() } else { tile_panels };
         let kernel = self.kernels.product(part.weight_type);
         for first_panel in panels.clone().step_by(at_once) {
             let num_panels = at_once.min(panels.end - first_panel);
