@@ -303,7 +303,7 @@ pub struct AttentionParams<'a> {
 pub struct BackendInfo {
     /// `reference` or `cpu`.
     pub name: &'static str,
-    /// Instruction set in use: `portable`, `neon`, `neon-dot`, `avx2`, `avx512`, `amx`.
+    /// Instruction set in use: `portable`, `neon`, `neon-dot`, `avx2`, `avx512`, `avx512bf16`, `amx`.
     pub isa: &'static str,
     /// Worker threads, the caller included.
     pub threads: usize,

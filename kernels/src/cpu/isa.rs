@@ -20,6 +20,8 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, VL, DQ and VNNI (and all of [`Isa::Avx2`]).
     Avx512,
+    /// [`Isa::Avx512`] and its dot products of bfloat16.
+    Avx512Bf16,
     /// AMX with int8 tiles, which the system has to permit (and all of [`Isa::Avx512`]).
     Amx,
     /// The kernels of [`Isa::Amx`] with tiles in memory: for tests on machines with AVX-512. Not among [`Isa::ALL`].
@@ -38,7 +40,8 @@ pub struct Table {
 
 impl Isa {
     /// Every set, slowest first.
-    pub const ALL: [Isa; 6] = [Isa::Portable, Isa::Neon, Isa::NeonDot, Isa::Avx2, Isa::Avx512, Isa::Amx];
+    pub const ALL: [Isa; 7] =
+        [Isa::Portable, Isa::Neon, Isa::NeonDot, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
 
     /// The name that users write.
     pub fn name(self) -> &'static str {
@@ -48,6 +51,7 @@ impl Isa {
             Isa::NeonDot => "neon-dot",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Avx512Bf16 => "avx512bf16",
             Isa::Amx => "amx",
             Isa::AmxEmulated => "amx-emulated",
         }
@@ -60,6 +64,7 @@ impl Isa {
             Isa::Neon => "asimd",
             Isa::NeonDot => "asimd, asimddp",
             Isa::Avx2 => "avx2, fma, f16c",
+            Isa::Avx512Bf16 => "what avx512 needs, and avx512bf16",
             Isa::Avx512 | Isa::AmxEmulated => "avx2, fma, f16c, avx512f, avx512bw, avx512vl, avx512dq, avx512vnni",
             Isa::Amx => "what avx512 needs, amx_tile, amx_int8, and the system's permission to use tiles",
         }
@@ -72,18 +77,20 @@ impl Isa {
             let avx2 = || {
                 is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
             };
+            let avx512 = || {
+                avx2()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vnni")
+            };
             match self {
                 Isa::Portable => true,
                 Isa::Neon | Isa::NeonDot => false,
                 Isa::Avx2 => avx2(),
-                Isa::Avx512 => {
-                    avx2()
-                        && is_x86_feature_detected!("avx512f")
-                        && is_x86_feature_detected!("avx512bw")
-                        && is_x86_feature_detected!("avx512vl")
-                        && is_x86_feature_detected!("avx512dq")
-                        && is_x86_feature_detected!("avx512vnni")
-                }
+                Isa::Avx512 => avx512(),
+                Isa::Avx512Bf16 => avx512() && is_x86_feature_detected!("avx512bf16"),
                 Isa::Amx => Isa::Avx512.is_available() && amx::tiles() == amx::Tiles::Permitted,
                 Isa::AmxEmulated => Isa::Avx512.is_available(),
             }
@@ -94,7 +101,7 @@ impl Isa {
                 Isa::Portable => true,
                 Isa::Neon => std::arch::is_aarch64_feature_detected!("neon"),
                 Isa::NeonDot => Isa::Neon.is_available() && std::arch::is_aarch64_feature_detected!("dotprod"),
-                Isa::Avx2 | Isa::Avx512 | Isa::Amx | Isa::AmxEmulated => false,
+                Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx | Isa::AmxEmulated => false,
             }
         }
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -155,6 +162,8 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => &AVX512,
             #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => &AVX512_BF16,
+            #[cfg(target_arch = "x86_64")]
             Isa::Amx => &AMX,
             #[cfg(target_arch = "x86_64")]
             Isa::AmxEmulated => &AMX_EMULATED,
@@ -172,6 +181,8 @@ static NEON_DOT: Table = Table { isa: Isa::NeonDot, gemm: gemm::Kernels::NEON_DO
 static AVX2: Table = Table { isa: Isa::Avx2, gemm: gemm::Kernels::AVX2 };
 #[cfg(target_arch = "x86_64")]
 static AVX512: Table = Table { isa: Isa::Avx512, gemm: gemm::Kernels::AVX512 };
+#[cfg(target_arch = "x86_64")]
+static AVX512_BF16: Table = Table { isa: Isa::Avx512Bf16, gemm: gemm::Kernels::AVX512_BF16 };
 #[cfg(target_arch = "x86_64")]
 static AMX: Table = Table { isa: Isa::Amx, gemm: gemm::Kernels::AMX };
 #[cfg(target_arch = "x86_64")]

@@ -49,7 +49,7 @@ const MOST_THREADS: usize = 1024;
 pub struct CpuConfig {
     /// Threads, the caller included; `None` takes what the system offers this process.
     pub threads: Option<usize>,
-    /// `portable`, `neon`, `neon-dot`, `avx2`, `avx512` or `amx`; `None` takes the best this machine has.
+    /// `portable`, `neon`, `neon-dot`, `avx2`, `avx512`, `avx512bf16` or `amx`; `None` takes the best this machine has.
     pub isa: Option<String>,
 }
 

@@ -17,14 +17,14 @@ pub fn operations(isa: Isa) -> Vec<Operation> {
         Isa::Portable => "sixteen lanes of plain Rust",
         Isa::Neon | Isa::NeonDot => "sixteen lanes, NEON",
         Isa::Avx2 => "sixteen lanes, AVX2 + FMA",
-        Isa::Avx512 | Isa::Amx | Isa::AmxEmulated => "sixteen lanes, AVX-512",
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx | Isa::AmxEmulated => "sixteen lanes, AVX-512",
     };
     let integers = match isa {
         Isa::Portable => "15-bit activations in blocks of 32, plain Rust",
         Isa::Neon => "15-bit activations in blocks of 32, NEON multiply-add of bytes",
         Isa::NeonDot => "15-bit activations in blocks of 32, NEON dot products",
         Isa::Avx2 => "15-bit activations in blocks of 32, AVX2 multiply-add of bytes",
-        Isa::Avx512 => "15-bit activations in blocks of 32, AVX-512 VNNI dot products",
+        Isa::Avx512 | Isa::Avx512Bf16 => "15-bit activations in blocks of 32, AVX-512 VNNI dot products",
         Isa::Amx => "15-bit activations in blocks of 32, AMX int8 tiles; few rows AVX-512 VNNI dot products",
         Isa::AmxEmulated => "15-bit activations in blocks of 32, AMX int8 tiles emulated in memory",
     };
@@ -32,11 +32,20 @@ pub fn operations(isa: Isa) -> Vec<Operation> {
         Isa::Portable => "float32 multiply-add, plain Rust",
         Isa::Neon | Isa::NeonDot => "float32 FMA, NEON",
         Isa::Avx2 => "float32 FMA, AVX2",
-        Isa::Avx512 | Isa::Amx | Isa::AmxEmulated => "float32 FMA, AVX-512",
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx | Isa::AmxEmulated => "float32 FMA, AVX-512",
+    };
+    let brains = match isa {
+        Isa::Portable | Isa::Neon | Isa::NeonDot => "bfloat16 activations, sums of blocks of 32, plain Rust",
+        Isa::Avx2 => "bfloat16 activations, sums of blocks of 32, float32 FMA of AVX2",
+        Isa::Avx512 | Isa::Amx | Isa::AmxEmulated => {
+            "bfloat16 activations, sums of blocks of 32, float32 FMA of AVX-512"
+        }
+        Isa::Avx512Bf16 => "bfloat16 activations, sums of blocks of 32, AVX-512 BF16 dot products",
     };
     [
         ("linear, quantized weights", integers),
-        ("linear, F32 F16 BF16", floats),
+        ("linear, F32 F16", floats),
+        ("linear, BF16", brains),
         ("attention", lanes),
         ("rms_norm, add_rms_norm, qk_norm", lanes),
         ("rope_kv_store", lanes),

@@ -153,7 +153,7 @@ fn rows_of_other_operations_are_alone<B: Backend>(backend: &B) {
         assert_eq!(to_bits(&activated[half]), to_bits(&silu_of(backend, cols / 2, x)));
         assert_eq!(to_bits(&normed[at]), to_bits(&qk_norm_of(backend, heads, x, &head_weight, &head_weight)));
     }
-    for weight_type in [WeightType::F32, WeightType::Q8_0, WeightType::Q4_1, WeightType::Q4_0] {
+    for weight_type in [WeightType::F32, WeightType::BF16, WeightType::Q8_0, WeightType::Q4_1, WeightType::Q4_0] {
         let together = linear_of(backend, weight_type, cols, &x);
         let outputs = together.len() / rows;
         for row in [0, 1, 33, 69] {
@@ -169,6 +169,9 @@ fn linear_of<B: Backend>(b: &B, weight_type: WeightType, cols: usize, x: &[f32])
     let mut rng = SplitMix::new(24);
     let bytes = match weight_type {
         WeightType::F32 => rng.normals(outputs * cols, 1.0).iter().flat_map(|x| x.to_le_bytes()).collect(),
+        WeightType::BF16 => {
+            rng.normals(outputs * cols, 1.0).iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect()
+        }
         // Any bytes are nibbles; a scale of 0x2c.. is about 0.06.
         _ => {
             let mut bytes = rng.bytes(outputs * weight_type.row_bytes(cols).unwrap());
@@ -197,7 +200,7 @@ pub(crate) fn of_every_operation<B: Backend>(backend: &B) -> Vec<(String, Vec<u3
         ("silu_mul".into(), to_bits(&silu_of(backend, cols / 2, &x))),
         ("qk_norm".into(), to_bits(&qk_norm_of(backend, heads, &x, &head_weight, &head_weight))),
     ];
-    for weight_type in [WeightType::F32, WeightType::Q8_0, WeightType::Q4_1, WeightType::Q4_0] {
+    for weight_type in [WeightType::F32, WeightType::BF16, WeightType::Q8_0, WeightType::Q4_1, WeightType::Q4_0] {
         for rows in [1, 2, 7, 130] {
             let product = linear_of(backend, weight_type, cols, &x[..rows * cols]);
             results.push((format!("linear, {weight_type:?}, {rows} rows"), to_bits(&product)));

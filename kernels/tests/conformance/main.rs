@@ -69,6 +69,9 @@ instances! {
     cpu_avx512_with_1_thread: "avx512", 1;
     cpu_avx512_with_2_threads: "avx512", 2;
     cpu_avx512_with_3_threads: "avx512", 3;
+    cpu_avx512_bf16_with_1_thread: "avx512bf16", 1;
+    cpu_avx512_bf16_with_2_threads: "avx512bf16", 2;
+    cpu_avx512_bf16_with_3_threads: "avx512bf16", 3;
     cpu_amx_with_1_thread: "amx", 1;
     cpu_amx_with_2_threads: "amx", 2;
     cpu_amx_with_3_threads: "amx", 3;

@@ -67,7 +67,7 @@ pub(crate) struct ComputeArgs {
     pub(crate) threads: Option<usize>,
 
     /// Instruction set of the kernels [default: the best this machine has].
-    #[arg(long, value_name = "ISA", env = "TAPER_ISA", value_parser = ["portable", "neon", "neon-dot", "avx2", "avx512", "amx"])]
+    #[arg(long, value_name = "ISA", env = "TAPER_ISA", value_parser = ["portable", "neon", "neon-dot", "avx2", "avx512", "avx512bf16", "amx"])]
     pub(crate) isa: Option<String>,
 }
 

@@ -42,6 +42,8 @@ pub struct GemmScratch {
     pub(super) fine: Vec<u8>,
     sums: Vec<[i32; 2]>,
     pub(super) terms: [Vec<i32>; Terms::COUNT],
+    /// Rows for BF16 weights, in the layout of [`super::bf16`].
+    pub(super) pairs: Vec<[u32; 2]>,
 }
 
 /// Which blocks of a row are rounded to fifteen bits, and which to eight. It is decided from the row alone.
@@ -56,11 +58,11 @@ pub enum Activations {
 }
 
 impl Activations {
-    /// Numerics class of products that use it.
+    /// Numerics class of products that use it, and of those with BF16 weights ([`super::bf16`]).
     pub const fn class(self) -> &'static str {
         match self {
-            Activations::Mixed => "int8-15x32",
-            Activations::Full => "int15x32",
+            Activations::Mixed => "int8-15x32-bf16x32",
+            Activations::Full => "int15x32-bf16x32",
         }
     }
 
@@ -205,7 +207,7 @@ impl GemmScratch {
     }
 }
 
-fn grow<T: Clone + Default>(memory: &mut Vec<T>, len: usize) {
+pub(super) fn grow<T: Clone + Default>(memory: &mut Vec<T>, len: usize) {
     if memory.len() < len {
         memory.resize(len, T::default());
     }

@@ -71,6 +71,7 @@ unsafe fn floats<const TYPE: usize>(task: &Task) {
         let part = Task {
             rows: at_once.min(task.rows - first),
             x: task.x.wrapping_add(first * task.cols),
+            pairs: task.pairs.wrapping_add(first),
             out: task.out.wrapping_add(first * task.out_stride),
             ..*task
         };

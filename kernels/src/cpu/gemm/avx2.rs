@@ -10,6 +10,7 @@ use super::format::{BLOCK, High, Low, PANEL_ROWS, Quantized, SUPERBLOCK, Scales}
 use super::kernels::{Kernels, Task, products};
 use std::arch::x86_64::*;
 
+mod bf16;
 mod quantize;
 use quantize::quantize_row;
 
@@ -66,7 +67,8 @@ macro_rules! sweep {
 }
 
 mod floats; // after the macro, which it uses
-pub(super) use floats::{BF16, F16, F32, floats};
+pub(super) use bf16::bf16;
+pub(super) use floats::{F16, F32, floats};
 
 /// # Safety
 /// See [`super::kernels::Product`].

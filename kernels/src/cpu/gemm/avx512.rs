@@ -5,8 +5,10 @@ use super::activations::{DIGITS, LOW_BITS};
 use super::avx512;
 use super::format::{BLOCK, High, Low, PANEL_ROWS, Quantized, SUPERBLOCK, Scales};
 use super::kernels::{Kernels, Task, products};
+use crate::WeightType;
 use std::arch::x86_64::*;
 
+mod bf16;
 mod floats;
 mod quantize;
 use quantize::quantize_row;
@@ -18,6 +20,13 @@ impl Kernels {
     /// AVX-512 F, BW, VL, DQ and VNNI.
     pub(crate) const AVX512: Kernels =
         Kernels { quantize: quantize_row, products: products!(avx512), tile_rows: TILE_ROWS, tile_panels: 4 };
+
+    /// The same with dot products of bfloat16.
+    pub(crate) const AVX512_BF16: Kernels = {
+        let mut kernels = Kernels::AVX512;
+        kernels.products[WeightType::BF16 as usize] = bf16::bf16_dot;
+        kernels
+    };
 }
 
 /// Stores sixteen outputs of one row, or as many as exist.
@@ -41,7 +50,8 @@ pub(super) unsafe fn store(task: &Task, panel: usize, row: usize, sums: __m512) 
 /// reads as fast as plain loads do; half or twice the distance loses a tenth, several panels side by side a tenth to a fifth.
 const PREFETCH_BYTES: usize = 6 * 1024;
 
-pub(super) use floats::{BF16, F16, F32, floats};
+pub(super) use bf16::bf16;
+pub(super) use floats::{F16, F32, floats};
 
 /// # Safety
 /// See [`super::kernels::Product`].

@@ -58,8 +58,10 @@ impl Choice {
     /// What can be chosen for that many rows with the instruction sets up to `isa`, the rule of [`Choice::builtin`] first.
     pub fn candidates(isa: Isa, rows: usize) -> Vec<Choice> {
         let mut candidates = vec![Choice::builtin(isa, rows)];
-        // Plain Rust never wins where there is anything else.
-        let sets = Isa::available().into_iter().filter(|&set| set <= isa && (set > Isa::Portable || isa == set));
+        // Plain Rust never wins where there is anything else, nor does AVX-512 where it differs in bfloat16 alone.
+        let sets = Isa::available().into_iter().filter(|&set| {
+            set == isa || set < isa && set > Isa::Portable && !(set == Isa::Avx512 && isa == Isa::Avx512Bf16)
+        });
         for isa in sets {
             let Choice { tile_rows: most, tile_panels, .. } = Choice::largest(isa);
             for tile_rows in most / 2..=most {

@@ -16,8 +16,12 @@ pub(crate) struct Task {
     pub(super) cols: usize,
     /// Rows of the tile, 1 to `tile_rows`.
     pub(super) rows: usize,
-    /// Float types: the first row, rows `cols` apart.
+    /// F32 and F16: the first row, rows `cols` apart.
     pub(super) x: *const f32,
+    /// BF16: pairs of the tile, `[k / 4][rows][even, odd]`.
+    pub(super) pairs: *const [u32; 2],
+    /// Rows of the tile that `pairs` are of: more than `rows` where a kernel takes a part of it.
+    pub(super) pair_rows: usize,
     /// Quantized types: digits of the tile, `[block][rows][high 32 | low 32]`.
     pub(super) digits: *const i8,
     /// Their scales, `[block][rows]`.
@@ -63,15 +67,15 @@ impl Kernels {
     }
 }
 
-/// Instantiates a kernel for each weight type: `products!(module)` takes `module::quantized::<format>` and
-/// `module::floats::<element>`.
+/// Instantiates a kernel for each weight type: `products!(module)` takes `module::quantized::<format>`,
+/// `module::floats::<element>` and `module::bf16`.
 macro_rules! products {
     ($module:ident) => {{
         use super::format;
         [
             $module::floats::<$module::F32> as super::kernels::Product,
             $module::floats::<$module::F16>,
-            $module::floats::<$module::BF16>,
+            $module::bf16,
             $module::quantized::<format::Q4_0>,
             $module::quantized::<format::Q4_1>,
             $module::quantized::<format::Q5_0>,

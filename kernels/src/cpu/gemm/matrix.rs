@@ -1,5 +1,6 @@
 //! A weight matrix repacked for the kernels: sixteen rows to a panel, still quantized.
 
+use super::bf16;
 use super::choice::{Crossings, Shape, Tuning};
 use super::format::{BLOCK, Format, PANEL_ROWS, Scales};
 use super::pack::{pack_panel, quant_at};
@@ -7,7 +8,7 @@ use super::shared::SharedMut;
 use crate::cpu::pool::Pool;
 use crate::memory::AlignedVec;
 use crate::{Error, MatrixData, WeightType};
-use half::{bf16, f16};
+use half::f16;
 
 /// Rows of one type inside a matrix.
 #[derive(Debug)]
@@ -100,14 +101,16 @@ impl PackedMatrix {
 fn pack_part(part: MatrixData<'_>, first_row: usize, pool: &Pool) -> Result<Part, Error> {
     let row_bytes = part.checked_row_bytes()?;
     let MatrixData { weight_type, rows, cols, bytes } = part;
+    let what = "a weight matrix";
+    let too_large = Error::OutOfMemory { what, bytes: usize::MAX };
     // A panel is at most 9 % and 64 bytes per superblock over what its rows take in the file; with no rows nothing vouches
     // for `cols`, and nothing is computed from it.
     let panel_bytes = match Format::of(weight_type) {
         _ if rows == 0 => 0,
         Some(format) => format.panel_bytes(cols / BLOCK),
+        None if weight_type == WeightType::BF16 => bf16::panel_bytes(cols).ok_or(too_large)?,
         None => row_bytes * PANEL_ROWS,
     };
-    let what = "a weight matrix";
     let num_panels = rows.div_ceil(PANEL_ROWS);
     let size = panel_bytes.checked_mul(num_panels).ok_or(Error::OutOfMemory { what, bytes: usize::MAX })?;
     let mut data = AlignedVec::zeroed(size, what)?;
@@ -125,13 +128,16 @@ fn pack_part(part: MatrixData<'_>, first_row: usize, pool: &Pool) -> Result<Part
 
 fn decode_row(weight_type: WeightType, panel: &[u8], lane: usize, out: &mut [f32]) {
     let Some(format) = Format::of(weight_type) else {
+        if weight_type == WeightType::BF16 {
+            out.iter_mut().enumerate().for_each(|(k, value)| *value = bf16::weight_at(panel, lane, k));
+            return;
+        }
         let size = weight_type.block_bytes();
         for (k, value) in out.iter_mut().enumerate() {
             let b = &panel[(k * PANEL_ROWS + lane) * size..][..size];
             *value = match weight_type {
                 WeightType::F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
-                WeightType::F16 => f16::from_le_bytes([b[0], b[1]]).to_f32(),
-                _ => bf16::from_le_bytes([b[0], b[1]]).to_f32(),
+                _ => f16::from_le_bytes([b[0], b[1]]).to_f32(),
             };
         }
         return;

@@ -23,7 +23,10 @@
 //! | Q2_K | sum over halves h of s_h (sum of qw qa); `dw = d` | `acc = fma(-dmin, f32(sum of m_h sum_h qa) * da, acc)` |
 //!
 //! All integers fit into 32 bits (Q6_K comes closest: 32 * 32 * 128 * 16256 < 2^31); `f32()` rounds them once, to nearest;
-//! `d s` and `dmin m` are exact; each product with `da` and each `fma` rounds once. **Float weights:** `acc = fma(w, x, acc)`, k ascending, float32 activations. The bias is added at the end.
+//! `d s` and `dmin m` are exact; each product with `da` and each `fma` rounds once. The bias is added at the end.
+//!
+//! **F32 and F16 weights:** `acc = fma(w, x, acc)`, k ascending, float32 activations. **BF16 weights:** activations rounded to
+//! bfloat16, even and odd k summed apart within blocks of 32 (`bf16`).
 //!
 //! # How
 //!
@@ -37,6 +40,7 @@ mod amx;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod bf16;
 mod choice;
 mod format;
 mod kernels;
@@ -56,7 +60,7 @@ pub use matrix::PackedMatrix;
 
 use super::isa::Isa;
 use super::pool::Pool;
-use activations::DIGITS;
+use crate::WeightType;
 use format::{BLOCK, Format, PANEL_ROWS, Terms};
 use kernels::Task;
 use matrix::Part;
@@ -84,6 +88,11 @@ impl<'a> Context<'a> {
 
 /// Bytes of activations that a band of rows may take: half of a common second cache, beside the weights passing through.
 const BAND_BYTES: usize = 512 * 1024;
+/// The same for BF16 weights: every band reads them again, and they are many bytes. Against half of it, 256 rows with
+/// 2048 x 8192 gain a seventh, narrower matrices nothing (Zen 5, second cache of 1 MiB).
+const BF16_BAND_BYTES: usize = 1024 * 1024;
+/// Panels of BF16 weights that stay in the second cache while tiles pass: kernels take two together, and more are too large.
+const BF16_TILE_PANELS: usize = 2;
 /// Bytes of weights, times tiles of rows, that a thread takes at once: half a microsecond, some ten times what taking costs.
 const PIECE_BYTES: usize = 16 * 1024;
 
@@ -127,6 +136,9 @@ pub fn gemm(
         formats().for_each(|format| wanted[format.terms() as usize] = true);
         scratch.quantize((context.pool, kernels, context.activations), tile_rows, (x, k), wanted);
     }
+    if matrix.parts.iter().any(|part| part.weight_type == WeightType::BF16) {
+        scratch.round(context.pool, tile_rows, (x, k));
+    }
     let product =
         Multiplication { choice, tile_rows, kernels, matrix, rows, x, bias, out: SharedMut::new(out), scratch };
     let bands = Bands::new(&product);
@@ -152,9 +164,11 @@ struct Bands {
 impl Bands {
     fn new(product: &Multiplication<'_>) -> Bands {
         let (rows, cols, tile) = (product.rows, product.matrix.cols(), product.tile_rows);
-        let is_float = product.matrix.parts.iter().any(|part| Format::of(part.weight_type).is_none());
-        let row_bytes = cols.saturating_mul(if is_float { size_of::<f32>() } else { DIGITS / BLOCK });
-        let band_rows = (BAND_BYTES / row_bytes / tile * tile).clamp(tile, rows.next_multiple_of(tile));
+        let any = |types: &[WeightType]| product.matrix.parts.iter().any(|part| types.contains(&part.weight_type));
+        // Digits and bfloat16 take two bytes.
+        let row_bytes = cols.saturating_mul(if any(&[WeightType::F32, WeightType::F16]) { 4 } else { 2 });
+        let band_bytes = if any(&[WeightType::BF16]) { BF16_BAND_BYTES } else { BAND_BYTES };
+        let band_rows = (band_bytes / row_bytes / tile * tile).clamp(tile, rows.next_multiple_of(tile));
         let num_panels = product.matrix.num_panels();
         // The time of a piece grows with the bytes of weights and with the tiles of rows that each meets.
         let panel_bytes = (product.matrix.bytes() / num_panels).max(1);
@@ -194,7 +208,9 @@ impl Multiplication<'_> {
 
     fn run_part(&self, part: &Part, panels: std::ops::Range<usize>, rows: std::ops::Range<usize>) {
         let tile = self.tile_rows;
-        let at_once = if rows.len() <= tile { panels.len() } else { self.choice.tile_panels };
+        let is_bf16 = part.weight_type == WeightType::BF16;
+        let tile_panels = self.choice.tile_panels.min(if is_bf16 { BF16_TILE_PANELS } else { usize::MAX });
+        let at_once = if rows.len() <= tile { panels.len() } else { tile_panels };
         let kernel = self.kernels.product(part.weight_type);
         for first_panel in panels.clone().step_by(at_once) {
             let num_panels = at_once.min(panels.end - first_panel);
@@ -214,6 +230,10 @@ impl Multiplication<'_> {
         let column = part.first_row + first_output;
         let (mut digits, mut scales) = (std::ptr::null(), std::ptr::null());
         let (mut fine, mut terms) = (std::ptr::null(), std::ptr::null());
+        let mut pairs = std::ptr::null();
+        if part.weight_type == WeightType::BF16 {
+            pairs = self.scratch.pairs[first_row * bf16::num_quads(cols)..].as_ptr();
+        }
         if let Some(format) = Format::of(part.weight_type) {
             let first_block = first_row * (cols / BLOCK);
             digits = self.scratch.digits[first_block..].as_ptr().cast();
@@ -228,6 +248,8 @@ impl Multiplication<'_> {
             cols,
             rows,
             x: self.x[first_row * cols..].as_ptr(),
+            pairs,
+            pair_rows: rows,
             digits,
             scales,
             fine,

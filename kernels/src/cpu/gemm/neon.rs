@@ -34,7 +34,8 @@ impl Kernels {
 
 /// The products without dot products of bytes.
 mod baseline {
-    pub(super) use super::floats::{BF16, F16, F32, floats};
+    pub(super) use super::floats::{F16, F32, floats};
+    pub(super) use crate::cpu::gemm::portable::bf16;
 
     /// # Safety
     /// See [`crate::cpu::gemm::kernels::Product`].
@@ -46,7 +47,8 @@ mod baseline {
 
 /// The products with them.
 mod dotprod {
-    pub(super) use super::floats::{BF16, F16, F32, floats};
+    pub(super) use super::floats::{F16, F32, floats};
+    pub(super) use crate::cpu::gemm::portable::bf16;
 
     /// # Safety
     /// See [`crate::cpu::gemm::kernels::Product`].

@@ -1,13 +1,15 @@
 //! From the file's rows of blocks to panels: see [`super::format`] for what a panel looks like.
 
+use super::bf16;
 use super::format::{BLOCK, Format, High, Low, PANEL_ROWS, SUPERBLOCK, Scales};
 use crate::WeightType;
 
 /// Writes one zeroed panel from up to sixteen rows of the file; missing rows stay zero and decode to zero.
 pub(super) fn pack_panel(weight_type: WeightType, rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
     let Some(format) = Format::of(weight_type) else {
-        return match weight_type.block_bytes() {
-            4 => pack_floats::<4>(rows, row_bytes, panel),
+        return match weight_type {
+            WeightType::F32 => pack_floats::<4>(rows, row_bytes, panel),
+            WeightType::BF16 => bf16::pack_panel(rows, row_bytes, panel),
             _ => pack_floats::<2>(rows, row_bytes, panel),
         };
     };
@@ -39,7 +41,7 @@ pub(super) fn pack_panel(weight_type: WeightType, rows: &[u8], row_bytes: usize,
     }
 }
 
-/// Float panels are `[k][16 rows]`, elements of SIZE bytes as the file has them.
+/// F32 and F16 panels are `[k][16 rows]`, elements of SIZE bytes as the file has them.
 fn pack_floats<const SIZE: usize>(rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
     let (elements, _) = rows.as_chunks::<SIZE>();
     let (places, _) = panel.as_chunks_mut::<SIZE>();

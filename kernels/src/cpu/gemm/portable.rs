@@ -1,10 +1,11 @@
 //! The kernels in plain Rust: the order of sums that the others reproduce, and what machines without their instructions run.
 
 use super::activations::{DIGITS, LOW_BITS, RowTarget};
+use super::bf16::{BLOCK_QUADS, num_quads};
 use super::format::{BLOCK, Format, High, Low, PANEL_ROWS, Quantized, Scales};
 use super::kernels::{Kernels, Task, products};
 use super::portable;
-use half::{bf16, f16};
+use half::f16;
 
 const TILE_ROWS: usize = 4;
 
@@ -59,7 +60,6 @@ pub(super) trait Element {
 
 pub(super) struct F32;
 pub(super) struct F16;
-pub(super) struct BF16;
 
 impl Element for F32 {
     type Stored = f32;
@@ -72,13 +72,6 @@ impl Element for F16 {
     type Stored = u16;
     fn to_f32(stored: u16) -> f32 {
         f16::from_bits(stored).to_f32()
-    }
-}
-
-impl Element for BF16 {
-    type Stored = u16;
-    fn to_f32(stored: u16) -> f32 {
-        bf16::from_bits(stored).to_f32()
     }
 }
 
@@ -103,6 +96,45 @@ pub(super) unsafe fn floats<E: Element>(task: &Task) {
             store(task, panel, &sums);
         }
     }
+}
+
+/// # Safety
+/// See [`super::kernels::Product`].
+pub(super) unsafe fn bf16(task: &Task) {
+    let quads = num_quads(task.cols);
+    for panel in 0..task.num_panels {
+        // SAFETY: a panel has two pairs of sixteen rows for each quad, 64-byte aligned; the tile has two for each quad and row.
+        let (weights, x) = unsafe {
+            let weights = task.panels.add(panel * task.panel_bytes).cast::<[Lanes<u32>; 2]>();
+            let len = (quads - 1) * task.pair_rows + task.rows;
+            (std::slice::from_raw_parts(weights, quads), std::slice::from_raw_parts(task.pairs, len))
+        };
+        let mut sums = [[0.0_f32; PANEL_ROWS]; TILE_ROWS];
+        for (weights, x) in weights.chunks(BLOCK_QUADS).zip(x.chunks(BLOCK_QUADS * task.pair_rows)) {
+            for (row, sums) in sums[..task.rows].iter_mut().enumerate() {
+                let mut chains = [[0.0_f32; PANEL_ROWS]; 2];
+                for (weights, x) in weights.iter().zip(x[row..].iter().step_by(task.pair_rows)) {
+                    for ((chain, weights), &x) in chains.iter_mut().zip(weights).zip(x) {
+                        for (sum, &w) in chain.iter_mut().zip(weights) {
+                            *sum = add_product(w & 0xFFFF_0000, x & 0xFFFF_0000, *sum);
+                            *sum = add_product(w << 16, x << 16, *sum);
+                        }
+                    }
+                }
+                for (sum, (even, odd)) in sums.iter_mut().zip(chains[0].iter().zip(chains[1])) {
+                    *sum += even + odd;
+                }
+            }
+        }
+        // SAFETY: the caller's obligation.
+        unsafe { store(task, panel, &sums) };
+    }
+}
+
+/// `fma(w, x, sum)` for bits of bfloat16 numbers. In float64 the product is exact, and so is the sum unless one side is more
+/// than 2^29 times the other, which then is the result: it rounds once.
+fn add_product(w: u32, x: u32, sum: f32) -> f32 {
+    (f64::from(f32::from_bits(w)) * f64::from(f32::from_bits(x)) + f64::from(sum)) as f32
 }
 
 /// # Safety

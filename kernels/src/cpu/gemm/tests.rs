@@ -125,7 +125,12 @@ for_every_type! {
 }
 
 /// What the contract rounds the activations of a row to, by its definition and in float64 from there on.
-fn rounded(x: &[f32], activations: Activations) -> Vec<f64> {
+fn rounded(weight_type: WeightType, x: &[f32], activations: Activations) -> Vec<f64> {
+    match weight_type {
+        WeightType::F32 | WeightType::F16 => return x.iter().map(|&x| f64::from(x)).collect(),
+        WeightType::BF16 => return x.iter().map(|&x| half::bf16::from_f32(x).to_f64()).collect(),
+        _ => {}
+    }
     let largest = |block: &[f32]| block.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
     let mean = x.chunks(BLOCK).map(largest).sum::<f32>() / x.chunks(BLOCK).len() as f32;
     let round = |block: &[f32]| {
@@ -157,8 +162,8 @@ fn agrees_with_float64(weight_type: WeightType) {
         let x = random_x(3, cols, 5);
         let exact: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
         for (activations, tolerance) in [(Activations::Mixed, 2e-2), (Activations::Full, 2e-4)] {
-            let rounded = x.chunks(cols).flat_map(|x| rounded(x, activations)).collect();
-            let seen: Vec<f64> = if Format::of(weight_type).is_some() { rounded } else { exact.clone() };
+            let seen = x.chunks(cols).flat_map(|x| rounded(weight_type, x, activations)).collect::<Vec<_>>();
+            let tolerance = if weight_type == WeightType::BF16 { 4e-3 } else { tolerance };
             for isa in sets() {
                 let out = multiply_in(Context { activations, ..Context::new(isa, &pool) }, 3, &x, &matrix, None);
                 let tight = error(&out, &product_in_f64(&seen, &decoded, cols));
@@ -219,7 +224,7 @@ fn embedding_rows_decode_to_the_bits_of_the_file() {
 #[test]
 fn stacked_parts_of_different_types_are_one_matrix_and_the_bias_comes_last() {
     let pool = Pool::new(2);
-    let types = [WeightType::Q4_K, WeightType::Q6_K, WeightType::Q2_K, WeightType::F16, WeightType::Q8_0];
+    let types = [WeightType::Q4_K, WeightType::BF16, WeightType::Q2_K, WeightType::F16, WeightType::Q8_0];
     let parts: Vec<Weights> =
         types.iter().zip([40, 17, 3, 33, 64]).map(|(&t, rows)| Weights::random(t, rows, 512, rows as u64)).collect();
     let data: Vec<_> = parts.iter().map(Weights::data).collect();
@@ -270,7 +275,7 @@ fn nothing_outside_the_live_rows_is_read_or_written() {
 #[test]
 fn a_row_that_is_not_finite_gives_nan_and_leaves_the_others_alone() {
     let pool = Pool::new(2);
-    for weight_type in [WeightType::Q4_0, WeightType::Q4_K, WeightType::Q6_K, WeightType::Q8_0, WeightType::F32] {
+    for weight_type in [WeightType::Q4_0, WeightType::Q4_K, WeightType::Q8_0, WeightType::F32, WeightType::BF16] {
         let weights = Weights::random(weight_type, 20, 512, 4);
         let matrix = PackedMatrix::pack(&[weights.data()], &pool).unwrap();
         let mut x = random_x(3, 512, 4);
@@ -365,7 +370,7 @@ fn sizes_that_do_not_fit_are_refused() {
 #[test]
 fn empty_matrices_and_empty_batches_do_nothing() {
     let pool = Pool::new(2);
-    for weight_type in [WeightType::F32, WeightType::Q4_0, WeightType::Q4_K] {
+    for weight_type in [WeightType::F32, WeightType::BF16, WeightType::Q4_0, WeightType::Q4_K] {
         let data = MatrixData { weight_type, rows: 3, cols: 0, bytes: &[] };
         let matrix = PackedMatrix::pack(&[data], &pool).unwrap();
         assert_eq!(
@@ -387,6 +392,8 @@ fn a_scratch_of_an_earlier_larger_product_changes_nothing() {
     for (weight_type, rows, cols) in [
         (WeightType::Q6_K, 40, 1024),
         (WeightType::Q4_1, 3, 576),
+        (WeightType::BF16, 30, 1024),
+        (WeightType::BF16, 3, 50),
         (WeightType::Q2_K, 9, 256),
         (WeightType::Q4_1, 1, 32),
     ] {

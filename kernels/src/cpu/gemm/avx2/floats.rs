@@ -1,4 +1,4 @@
-//! Products with float weights for AVX2: `acc = fma(w, x, acc)`, k ascending, weights `[k][16 rows]`.
+//! Products with F32 and F16 weights for AVX2: `acc = fma(w, x, acc)`, k ascending, weights `[k][16 rows]`.
 
 use super::{HALF, prefetch, store};
 use crate::cpu::gemm::format::PANEL_ROWS;
@@ -29,7 +29,6 @@ pub(crate) trait Element {
 
 pub(crate) struct F32;
 pub(crate) struct F16;
-pub(crate) struct BF16;
 
 impl Element for F32 {
     const BYTES: usize = 4;
@@ -48,17 +47,6 @@ impl Element for F16 {
     unsafe fn load(at: *const u8) -> __m256 {
         // SAFETY: the caller's obligation.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) }
-    }
-}
-
-impl Element for BF16 {
-    const BYTES: usize = 2;
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn load(at: *const u8) -> __m256 {
-        // SAFETY: the caller's obligation.
-        let bits = unsafe { _mm_loadu_si128(at.cast()) };
-        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Products with float weights for AVX-512: `acc = fma(w, x, acc)`, k ascending, weights `[k][16 rows]`.
+//! Products with F32 and F16 weights for AVX-512: `acc = fma(w, x, acc)`, k ascending, weights `[k][16 rows]`.
 
 use super::{TILE_ROWS, store};
 use crate::cpu::gemm::format::PANEL_ROWS;
@@ -54,7 +54,6 @@ pub(crate) trait Element {
 
 pub(crate) struct F32;
 pub(crate) struct F16;
-pub(crate) struct BF16;
 
 impl Element for F32 {
     const BYTES: usize = 4;
@@ -73,17 +72,6 @@ impl Element for F16 {
     unsafe fn load(at: *const u8) -> __m512 {
         // SAFETY: the caller's obligation.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
-    }
-}
-
-impl Element for BF16 {
-    const BYTES: usize = 2;
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-    unsafe fn load(at: *const u8) -> __m512 {
-        // SAFETY: the caller's obligation.
-        let bits = unsafe { _mm256_loadu_si256(at.cast()) };
-        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
     }
 }
 

@@ -50,7 +50,6 @@ pub(crate) trait Element {
 
 pub(crate) struct F32;
 pub(crate) struct F16;
-pub(crate) struct BF16;
 
 impl Element for F32 {
     const BYTES: usize = 4;
@@ -69,16 +68,6 @@ impl Element for F16 {
     unsafe fn load(at: *const u8) -> float32x4_t {
         // SAFETY: the caller's obligation.
         vcvt_f32_f16(vreinterpret_f16_u16(unsafe { vld1_u16(at.cast()) }))
-    }
-}
-
-impl Element for BF16 {
-    const BYTES: usize = 2;
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn load(at: *const u8) -> float32x4_t {
-        // SAFETY: the caller's obligation.
-        vreinterpretq_f32_u32(vshll_n_u16::<16>(unsafe { vld1_u16(at.cast()) }))
     }
 }
 
