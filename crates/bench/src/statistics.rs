@@ -45,7 +45,7 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// Calls of `once` per second, one figure per [`sample`], after one call that is not timed.
+    /// Calls of `once` per second, one figure per sample of a millisecond, after one call that is not timed.
     pub fn rates(self, mut once: impl FnMut()) -> Vec<f64> {
         once();
         let mut rates = Vec::new();
