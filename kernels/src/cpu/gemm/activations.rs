@@ -58,7 +58,7 @@ pub enum Activations {
 }
 
 impl Activations {
-    /// Numerics class of products that use it, and of those with BF16 weights ([`super::bf16`]).
+    /// Numerics class of products that use it, and of those with BF16 weights.
     pub const fn class(self) -> &'static str {
         match self {
             Activations::Mixed => "int8-15x32-bf16x32",

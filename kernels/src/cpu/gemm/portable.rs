@@ -154,13 +154,13 @@ pub(super) unsafe fn quantized<F: Quantized>(task: &Task) {
             )
         };
         let mut sums = [[0.0_f32; PANEL_ROWS]; TILE_ROWS];
-        for block in 0..blocks {
+        for (block, &fine) in fine.iter().enumerate() {
             let place = format.place(block, blocks);
             let weights = unpack(format, &panel[place.quants..]);
             let scaling = Scaling::read(format, &panel[place.head..], &panel[place.scales..]);
             for (row, sums) in sums[..task.rows].iter_mut().enumerate() {
                 let at = block * task.rows + row;
-                let activations = (&digits[at], fine[block] != 0, scales[at]);
+                let activations = (&digits[at], fine != 0, scales[at]);
                 scaling.add(format, &weights, activations, &terms[at * words..][..words], sums);
             }
         }
