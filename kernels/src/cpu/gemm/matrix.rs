@@ -113,7 +113,7 @@ fn pack_part(part: MatrixData<'_>, first_row: usize, pool: &Pool) -> Result<Part
     };
     let num_panels = rows.div_ceil(PANEL_ROWS);
     let size = panel_bytes.checked_mul(num_panels).ok_or(Error::OutOfMemory { what, bytes: usize::MAX })?;
-    let mut data = AlignedVec::zeroed(size, what)?;
+    let mut data = AlignedVec::zeroed(size, what)?.in_huge_pages();
     if size > 0 {
         let panels = SharedMut::new(&mut data);
         pool.run(num_panels, |panel| {
