@@ -8,16 +8,13 @@ use memmap2::MmapMut;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
-/// Alignment of every allocation: one cache line, one AVX-512 vector. Mappings begin on a page.
-pub(crate) const ALIGNMENT: usize = 64;
-
 /// Types for which all-zero bytes are a value and which need no drop.
 pub(crate) trait Plain: Copy + Default + Send + Sync + 'static {}
 impl Plain for u8 {}
 impl Plain for u16 {}
 impl Plain for f32 {}
 
-/// A fixed number of `T`, 64-byte aligned, zero at first.
+/// A fixed number of `T`, aligned to a page (so to a cache line and to every vector), zero at first.
 pub(crate) struct AlignedVec<T: Plain> {
     /// Anonymous memory of at least `len` elements; `None` where there are none.
     map: Option<MmapMut>,
@@ -76,6 +73,9 @@ impl<T: Plain> std::fmt::Debug for AlignedVec<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// One cache line, one AVX-512 vector.
+    const ALIGNMENT: usize = 64;
 
     #[test]
     fn memory_is_zeroed_and_starts_on_a_cache_line() {
