@@ -231,9 +231,11 @@ mod tests {
         run(&Reference::new(), &mut done).unwrap();
         for isa in Isa::available() {
             let cpu = Cpu::new(CpuConfig { threads: Some(2), isa: Some(isa.name().into()) }).unwrap();
-            run(&cpu, &mut done).unwrap();
+            for activations in [Activations::Full, Activations::Mixed] {
+                run(&cpu.clone().with_activations(activations), &mut done).unwrap();
+            }
         }
-        assert_eq!(count, (WeightType::ALL.len() * 4 + 4 + 16) * (1 + Isa::available().len()));
+        assert_eq!(count, (WeightType::ALL.len() * 4 + 4 + 16) * (1 + 2 * Isa::available().len()));
     }
 
     #[test]

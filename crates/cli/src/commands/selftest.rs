@@ -6,7 +6,7 @@ use crate::output;
 use anyhow::{Result, bail};
 use taper_kernels::cpu::isa::Isa;
 use taper_kernels::selftest::{self, Check};
-use taper_kernels::{Backend, Cpu, CpuConfig};
+use taper_kernels::{Activations, Backend, BackendInfo, Cpu, CpuConfig};
 
 pub(crate) fn run(args: &SelftestArgs) -> Result<()> {
     let Device::Cpu = args.device;
@@ -14,16 +14,18 @@ pub(crate) fn run(args: &SelftestArgs) -> Result<()> {
         Some(name) => vec![Isa::parse(name)?],
         None => Isa::available(),
     };
+    let both = [Activations::Full, Activations::Mixed];
     let mut failed = 0;
-    for isa in sets {
-        let cpu = Cpu::new(CpuConfig { threads: args.compute.threads, isa: Some(isa.name().into()) })?;
+    for (isa, activations) in sets.into_iter().flat_map(|isa| both.map(|activations| (isa, activations))) {
+        let config = CpuConfig { threads: args.compute.threads, isa: Some(isa.name().into()) };
+        let cpu = Cpu::new(config)?.with_activations(activations);
         let mut checks = Vec::new();
         selftest::run(&cpu, &mut |check| checks.push(check))?;
         let bad = checks.iter().filter(|check| !check.passed()).count();
         print(checks.iter().filter(|check| args.all || !check.passed()))?;
         let verdict = if bad == 0 { "all passed".into() } else { format!("{bad} FAILED") };
-        let threads = cpu.info().threads;
-        output::line(&format!("{}, {threads} threads: {} checks, {verdict}", isa.name(), checks.len()))?;
+        let BackendInfo { isa, threads, numerics_class, .. } = cpu.info();
+        output::line(&format!("{isa}, {threads} threads, {numerics_class}: {} checks, {verdict}", checks.len()))?;
         failed += bad;
     }
     if failed > 0 {
