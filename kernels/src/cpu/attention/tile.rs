@@ -101,19 +101,25 @@ impl<F: Format, const FIXED: bool> Kernel for Tile<'_, F, FIXED> {
             for (index, &block) in split_blocks.clone().zip(&blocks[split_blocks]) {
                 let piece = storage.piece(call.params.layer, block as usize, task.kv_head);
                 let (keys, values) = storage.keys_and_values(piece);
-                let ahead = &mut match blocks.get(index + 1) {
-                    Some(&next) if num_queries < WIDEN_FROM => {
-                        Ahead::of(storage.piece(call.params.layer, next as usize, task.kv_head))
-                    }
-                    _ => Ahead::nothing(piece),
-                };
+                let next = blocks.get(index + 1).filter(|_| num_queries < WIDEN_FROM);
+                let next = next.map(|&next| storage.piece(call.params.layer, next as usize, task.kv_head));
                 let in_place = (F::in_place(keys), F::in_place(values));
-                if let (Some(keys), Some(values), true) = (in_place.0, in_place.1, num_queries < WIDEN_FROM) {
-                    work.block::<S, F::Element, _>(s, index * BLOCK_SIZE, keys, values, ahead);
+                if let (Some(in_place_keys), Some(in_place_values), true) =
+                    (in_place.0, in_place.1, num_queries < WIDEN_FROM)
+                {
+                    // Half a block ahead: what is further ahead drives out of the first cache what is used first.
+                    let next_keys =
+                        next.map_or(Ahead::nothing(keys), |next| Ahead::of(storage.keys_and_values(next).0));
+                    let ahead = [Ahead::of(values), next_keys];
+                    work.block::<S, F::Element, _>(s, index * BLOCK_SIZE, in_place_keys, in_place_values, ahead);
                 } else {
                     F::widen_keys(s, keys, wide_keys);
                     F::widen_values(s, values, wide_values);
-                    work.block::<S, F32, _>(s, index * BLOCK_SIZE, wide_keys, wide_values, ahead);
+                    let next = next.map_or([keys, values].map(Ahead::nothing), |next| {
+                        let (keys, values) = storage.keys_and_values(next);
+                        [keys, values].map(Ahead::of)
+                    });
+                    work.block::<S, F32, _>(s, index * BLOCK_SIZE, wide_keys, wide_values, next);
                 }
             }
             // One state per split where they are merged elsewhere.
@@ -224,7 +230,7 @@ impl<const FIXED: bool> Work<'_, FIXED> {
         first_key: usize,
         keys: &[E::Bits],
         values: &[E::Bits],
-        ahead: &mut Ahead<'_, U>,
+        [mut during_scores, mut during_sums]: [Ahead<'_, U>; 2],
     ) {
         let num_queries = self.rows.len();
         for first in (0..num_queries).step_by(QUERIES) {
@@ -233,7 +239,7 @@ impl<const FIXED: bool> Work<'_, FIXED> {
                 continue;
             }
             let queries = &self.queries[first * self.head_dim..last * self.head_dim];
-            scores::<S, E, U>(s, queries, keys, ahead, &mut self.rows[first..last]);
+            scores::<S, E, U>(s, queries, keys, &mut during_scores, &mut self.rows[first..last]);
             for query in first..last {
                 let visible = self.visible(query, first_key);
                 if visible > 0 && self.fits(s, query, visible) {
@@ -243,12 +249,19 @@ impl<const FIXED: bool> Work<'_, FIXED> {
             // What all of them see, then what each sees beyond that.
             let common = self.visible(first, first_key);
             let sums = &mut self.sums[first * self.stride..last * self.stride];
-            weighted_sum::<S, E, U>(s, &self.rows[first..last], 0..common, values, ahead, sums);
+            weighted_sum::<S, E, U>(s, &self.rows[first..last], 0..common, values, &mut during_sums, sums);
             for query in first..last {
                 let visible = self.visible(query, first_key);
                 if visible > common {
                     let sums = &mut self.sums[query * self.stride..][..self.stride];
-                    weighted_sum::<S, E, U>(s, &self.rows[query..=query], common..visible, values, ahead, sums);
+                    weighted_sum::<S, E, U>(
+                        s,
+                        &self.rows[query..=query],
+                        common..visible,
+                        values,
+                        &mut during_sums,
+                        sums,
+                    );
                 }
             }
         }
