@@ -32,6 +32,7 @@ use crate::{AttentionParams, AttentionScheme, ScoreStatistics, Softmax, StepTabl
 use plan::Plan;
 use references::{FixReferences, References};
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Multiply-adds below which one thread is faster.
@@ -161,17 +162,26 @@ fn run_plan<F: Format, const FIXED: bool>(
             run(call.isa, tile::Tile::<F, FIXED> { call, storage, task, states, scratch });
         });
     };
-    let alone = plan.work * heads.head_dim < WORTH_SHARING;
-    for_each(pool, alone, plan.tasks.len(), run_task);
     let run_merge = |index: usize| {
         let merge = &plan.merges[index];
-        let len = merge.num_splits * merge.rows.len() * call.group() * state_len;
-        // SAFETY: the tasks are done, and each merge has states of its own.
-        let states = unsafe { states.part(merge.states * state_len..merge.states * state_len + len) };
-        run(call.isa, tile::MergeTile::<FIXED> { call, merge, states, geometry: storage.geometry });
+        let num_queries = merge.rows.len() * call.group();
+        let len = merge.num_splits * num_queries * state_len;
+        // SAFETY: the round's tasks are done, and each merge has states and a place of its own.
+        let (left, kept) = unsafe {
+            let kept = merge.kept * state_len..(merge.kept + num_queries) * state_len;
+            (states.part(merge.states * state_len..merge.states * state_len + len), states.part(kept))
+        };
+        run(call.isa, tile::MergeTile::<FIXED> { call, merge, left, kept, geometry: storage.geometry });
     };
-    let alone = plan.num_states * state_len < WORTH_SHARING / 4;
-    for_each(pool, alone, plan.merges.len(), run_merge);
+    for round in &plan.rounds {
+        let alone = plan.work * heads.head_dim < WORTH_SHARING;
+        let Range { start, end } = round.tasks;
+        for_each(pool, alone, end - start, |index| run_task(start + index));
+        let merges = &plan.merges[round.merges.clone()];
+        let left: usize = merges.iter().map(|merge| merge.num_splits * merge.rows.len() * call.group()).sum();
+        let alone = left * state_len < WORTH_SHARING / 4;
+        for_each(pool, alone, merges.len(), |index| run_merge(round.merges.start + index));
+    }
 }
 
 fn for_each(pool: &Pool, alone: bool, num_tasks: usize, task: impl Fn(usize) + Sync) {

@@ -11,15 +11,28 @@ const TILE_QUERIES: usize = 48;
 /// programs, few enough that most blocks are asked for before they are used, which the first of a task is not.
 const TASKS_PER_THREAD: usize = 8;
 
-/// A step divided into tasks.
+/// States that a task leaves at most, where it has more than one split: what is kept between tasks and merges is then small
+/// beside the second cache, however long sequences are.
+const TASK_STATES: usize = 64;
+
+/// A step divided into rounds of tasks.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     pub(super) tasks: Vec<Task>,
     pub(super) merges: Vec<Merge>,
-    /// States that the tasks leave.
+    /// In order: the merges of one take in what its tasks left, and the next one uses the same memory.
+    pub(super) rounds: Vec<Round>,
+    /// States in memory: those that merges keep, then those of a round.
     pub(super) num_states: usize,
     /// Query-key products.
     pub(super) work: usize,
+}
+
+/// Tasks that run together, then merges that do.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Round {
+    pub(super) tasks: Range<usize>,
+    pub(super) merges: Range<usize>,
 }
 
 /// One tile over some splits.
@@ -33,22 +46,28 @@ pub(super) struct Task {
     pub(super) states: Option<usize>,
 }
 
-/// States of one tile, split after split, that make its answer.
+/// What a round left of one tile, split after split.
 #[derive(Debug, Clone)]
 pub(super) struct Merge {
     pub(super) kv_head: usize,
     pub(super) rows: Range<usize>,
     pub(super) num_splits: usize,
+    /// Where the states of the round are, one per split and query vector.
     pub(super) states: usize,
+    /// Where the states over all splits so far are kept, one per query vector.
+    pub(super) kept: usize,
+    /// Nothing is kept yet.
+    pub(super) is_first: bool,
+    /// What is kept is then the answer.
+    pub(super) is_last: bool,
 }
 
 impl Plan {
     /// Divides the rows and KV heads that are `wanted` into tasks, longest first.
     pub(super) fn fill(&mut self, call: Call<'_>, threads: usize, wanted: impl Fn(usize, usize) -> bool) {
-        let Self { tasks, merges, num_states, work } = self;
+        let Self { tasks, work, .. } = self;
         tasks.clear();
-        merges.clear();
-        (*num_states, *work) = (0, 0);
+        *work = 0;
         let (step, num_kv_heads, group) = (call.step, call.params.heads.num_kv_heads, call.group());
         let tile_rows = (TILE_QUERIES / group).max(1);
         let mut total_splits = 0;
@@ -67,23 +86,62 @@ impl Plan {
                 }
             }
         }
-        // Tiles with more splits than the share of a task leave states and are merged.
-        let share = if threads == 1 { usize::MAX } else { total_splits.div_ceil(threads * TASKS_PER_THREAD) };
-        for index in 0..tasks.len() {
-            let Task { kv_head, ref rows, ref splits, .. } = tasks[index];
-            if splits.len() <= share {
-                continue;
-            }
-            let whole = tasks[index].clone();
-            merges.push(Merge { kv_head, rows: rows.clone(), num_splits: splits.len(), states: *num_states });
-            for first in (0..whole.splits.end).step_by(share) {
-                let splits = first..whole.splits.end.min(first + share);
-                let part = Task { splits, states: Some(*num_states), ..whole.clone() };
-                *num_states += part.splits.len() * part.rows.len() * group;
-                if first == 0 { tasks[index] = part } else { tasks.push(part) }
-            }
-        }
+        let most_tasks = threads * TASKS_PER_THREAD;
+        self.divide(
+            if threads == 1 { usize::MAX } else { total_splits.div_ceil(most_tasks) },
+            most_tasks * TASK_STATES,
+            group,
+        );
     }
+
+    /// Divides tiles with more splits than the share of a task into tasks that leave states, and these into rounds.
+    fn divide(&mut self, share: usize, most_states: usize, group: usize) {
+        let Self { tasks, merges, rounds, num_states, .. } = self;
+        merges.clear();
+        rounds.clear();
+        // Tiles that are one task run beside the first round.
+        tasks.sort_by_key(|task| task.splits.len() > share);
+        let num_whole = tasks.partition_point(|task| task.splits.len() <= share);
+        let divided = tasks.split_off(num_whole);
+        let kept = divided.iter().map(|tile| tile.rows.len() * group).sum();
+        *num_states = kept;
+        let (mut round, mut next_kept, mut next_state) = (Round::default(), 0, kept);
+        for tile in divided {
+            let queries = tile.rows.len() * group;
+            let share = share.min((TASK_STATES / queries).max(1));
+            for first in tile.splits.clone().step_by(share) {
+                let splits = first..tile.splits.end.min(first + share);
+                if next_state > kept && next_state + splits.len() * queries > kept + most_states {
+                    let next = Round { tasks: tasks.len()..0, merges: merges.len()..0 };
+                    rounds.push(close(std::mem::replace(&mut round, next), tasks, merges));
+                    next_state = kept;
+                }
+                let is_last = splits.end == tile.splits.end;
+                match merges[round.merges.start..].last_mut().filter(|merge: &&mut Merge| merge.kept == next_kept) {
+                    Some(merge) => (merge.num_splits, merge.is_last) = (merge.num_splits + splits.len(), is_last),
+                    None => merges.push(Merge {
+                        kv_head: tile.kv_head,
+                        rows: tile.rows.clone(),
+                        num_splits: splits.len(),
+                        states: next_state,
+                        kept: next_kept,
+                        is_first: first == 0,
+                        is_last,
+                    }),
+                }
+                next_state += splits.len() * queries;
+                *num_states = next_state.max(*num_states);
+                tasks.push(Task { states: Some(next_state - splits.len() * queries), splits, ..tile.clone() });
+            }
+            next_kept += queries;
+        }
+        rounds.push(close(round, tasks, merges));
+    }
+}
+
+/// A round of what there is up to now.
+fn close(round: Round, tasks: &[Task], merges: &[Merge]) -> Round {
+    Round { tasks: round.tasks.start..tasks.len(), merges: round.merges.start..merges.len() }
 }
 
 #[cfg(test)]
@@ -123,16 +181,61 @@ mod tests {
                 assert!(seen.iter().all(|&times| times == 1), "{threads} threads, row {row}: {seen:?}");
             }
         }
-        let mut owners = vec![0; plan.num_states];
-        for task in &plan.tasks {
-            if let Some(at) = task.states {
-                owners[at..at + task.splits.len() * task.rows.len() * 3].iter_mut().for_each(|owners| *owners += 1);
-            }
-        }
-        assert!(owners.iter().all(|&owners| owners == 1));
-        let merged: usize = plan.merges.iter().map(|merge| merge.num_splits * merge.rows.len() * 3).sum();
-        assert_eq!(merged, plan.num_states);
+        check_rounds(&plan);
         plan
+    }
+
+    /// In every round a state has at most one owner and is merged once, into a place kept for its tile alone; the splits of a
+    /// tile are merged in index order.
+    fn check_rounds(plan: &Plan) {
+        let mut merged_splits = std::collections::HashMap::new();
+        let (mut next_task, mut next_merge) = (0, 0);
+        for round in &plan.rounds {
+            assert_eq!((round.tasks.start, round.merges.start), (next_task, next_merge));
+            (next_task, next_merge) = (round.tasks.end, round.merges.end);
+            let mut left = vec![None; plan.num_states];
+            for task in &plan.tasks[round.tasks.clone()] {
+                let (queries, splits) = (task.rows.len() * 3, task.splits.clone());
+                let Some(at) = task.states else { continue };
+                for (index, split) in splits.enumerate() {
+                    for state in &mut left[at + index * queries..at + (index + 1) * queries] {
+                        assert_eq!(*state, None);
+                        *state = Some((task.kv_head, task.rows.clone(), split));
+                    }
+                }
+            }
+            for merge in &plan.merges[round.merges.clone()] {
+                let queries = merge.rows.len() * 3;
+                let first = merged_splits.entry(merge.kept).or_insert(0);
+                assert_eq!(merge.is_first, *first == 0);
+                for index in 0..merge.num_splits {
+                    let tile = Some((merge.kv_head, merge.rows.clone(), *first + index));
+                    for state in &mut left[merge.states + index * queries..merge.states + (index + 1) * queries] {
+                        assert_eq!(*state, tile);
+                        *state = None;
+                    }
+                }
+                *first += merge.num_splits;
+                assert!(left[merge.kept..merge.kept + queries].iter().all(Option::is_none));
+                if merge.is_last {
+                    let tasks =
+                        plan.tasks.iter().filter(|task| task.kv_head == merge.kv_head && task.rows == merge.rows);
+                    assert_eq!(*first, tasks.map(|task| task.splits.end).max().unwrap());
+                }
+            }
+            assert!(left.iter().all(Option::is_none), "every state is merged");
+        }
+        assert_eq!((next_task, next_merge), (plan.tasks.len(), plan.merges.len()));
+    }
+
+    #[test]
+    fn states_do_not_grow_with_the_length_of_a_sequence() {
+        for (rows, threads) in [(1, 2), (30, 3)] {
+            let plan = check(&[(rows, 1 << 20)], threads, |_, _| true);
+            let kept = rows * 9;
+            assert!(plan.num_states <= kept + threads * TASKS_PER_THREAD * TASK_STATES);
+            assert!(plan.rounds.len() > 1);
+        }
     }
 
     #[test]

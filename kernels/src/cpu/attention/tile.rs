@@ -136,28 +136,33 @@ impl<F: Format, const FIXED: bool> Kernel for Tile<'_, F, FIXED> {
     }
 }
 
-/// Merges the splits of a tile in index order.
+/// Merges what a round left of a tile into what is kept of it, in index order.
 pub(super) struct MergeTile<'a, const FIXED: bool> {
     pub(super) call: Call<'a>,
     pub(super) merge: &'a Merge,
-    pub(super) states: &'a mut [f32],
+    pub(super) left: &'a [f32],
+    pub(super) kept: &'a mut [f32],
     pub(super) geometry: Geometry,
 }
 
 impl<const FIXED: bool> Kernel for MergeTile<'_, FIXED> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { call, merge, states, geometry } = self;
+        let Self { call, merge, left, kept, geometry } = self;
         let len = state::len(geometry);
-        let (merged, others) = states.split_at_mut(merge.rows.len() * call.group() * len);
-        for split in others.chunks_exact(merged.len()) {
-            for (merged, other) in merged.chunks_exact_mut(len).zip(split.chunks_exact(len)) {
-                let (head, o) = other.split_at(LANES);
-                state::merge_parts::<S, FIXED>(s, merged, head[0], head[1], o);
+        if merge.is_first {
+            kept.chunks_exact_mut(len).for_each(state::clear);
+        }
+        for split in left.chunks_exact(kept.len()) {
+            for (kept, state) in kept.chunks_exact_mut(len).zip(split.chunks_exact(len)) {
+                let (head, o) = state.split_at(LANES);
+                state::merge_parts::<S, FIXED>(s, kept, head[0], head[1], o);
             }
         }
-        // SAFETY: there is one merge per rows and KV head, and the tasks that left the states gave no answer.
-        unsafe { answer::<S, FIXED>(s, &call, merge.kv_head, merge.rows.clone(), merged) };
+        if merge.is_last {
+            // SAFETY: one merge is the last per rows and KV head, and the tasks that left the states gave no answer.
+            unsafe { answer::<S, FIXED>(s, &call, merge.kv_head, merge.rows.clone(), kept) };
+        }
     }
 }
 
