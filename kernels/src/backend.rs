@@ -354,6 +354,8 @@ pub trait Backend: Send + Sync + 'static {
         eps: f32,
         out: &mut Self::Buffer,
     );
+    /// A hint: the product after the next one is with this matrix, and whatever waits for work may fetch it. It decides no bit.
+    fn soon(&self, _matrix: &Self::Matrix) {}
     /// `out = x * matrix^T (+ bias)`; `x` is `[rows, K]`, `out` `[rows, N]`, N the sum over the parts.
     fn linear(
         &self,

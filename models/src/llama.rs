@@ -258,6 +258,7 @@ impl<B: Backend> Llama<B> {
             let params = AttentionParams { layer: index, heads: config.heads, scale, scheme, softmax };
             let next = weights.layers.get(index + 1);
 
+            backend.soon(&layer.attn_output);
             backend.linear(rows, &ws.normed, &layer.qkv, layer.qkv_bias.as_ref(), &mut ws.qkv);
             if let Some((q_norm, k_norm)) = &layer.qk_norm {
                 backend.qk_norm(rows, &mut ws.qkv, config.heads, q_norm, k_norm, eps);
@@ -273,9 +274,10 @@ impl<B: Backend> Llama<B> {
             let attended = &mut self.attended[index];
             attended.computed += (rows * config.heads.num_heads) as u64;
             attended.recomputed += backend.attention(&batch.tables, params, &ws.qkv, cache, &mut ws.heads);
+            backend.soon(&layer.gate_up);
             backend.linear(rows, &ws.heads, &layer.attn_output, None, &mut ws.delta);
             backend.add_rms_norm(rows, &mut ws.residual, &ws.delta, &layer.ffn_norm, eps, &mut ws.normed);
-            feed_forward(backend, rows, layer, ws);
+            feed_forward(backend, rows, layer, ws, next.map_or(weights.head(), |next| &next.qkv));
             let norm = next.map_or(&weights.output_norm, |next| &next.attn_norm);
             backend.add_rms_norm(rows, &mut ws.residual, &ws.delta, norm, eps, &mut ws.normed);
         }
@@ -286,14 +288,17 @@ impl<B: Backend> Llama<B> {
         let Llama { backend, config, weights, workspace: ws, batch, .. } = self;
         let rows = batch.logit_rows.len();
         backend.gather_rows(&ws.normed, &batch.logit_rows, &mut ws.gathered);
+        backend.soon(&weights.layers[0].qkv);
         backend.logits(rows, &ws.gathered, weights.head(), &mut ws.logits);
         backend.read_rows(&ws.logits, 0..rows, &mut ws.host_logits[..rows * config.vocab_size]);
     }
 }
 
 /// `delta = down(silu(gate(normed)) * up(normed))`.
-fn feed_forward<B: Backend>(backend: &B, rows: usize, layer: &Layer<B>, ws: &mut Workspace<B>) {
+fn feed_forward<B: Backend>(backend: &B, rows: usize, layer: &Layer<B>, ws: &mut Workspace<B>, next: &B::Matrix) {
+    backend.soon(&layer.ffn_down);
     backend.linear(rows, &ws.normed, &layer.gate_up, None, &mut ws.gate_up);
     backend.silu_mul(rows, &ws.gate_up, &mut ws.activated);
+    backend.soon(next);
     backend.linear(rows, &ws.activated, &layer.ffn_down, None, &mut ws.delta);
 }

@@ -41,6 +41,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Multiply-adds, or what takes as long, below which storing keys stays on one thread.
 const WORTH_SHARING: usize = 32 * 1024;
 
+/// Bytes that a waiting thread asks for of the next product's weights: a part of its second cache. With 64 to 512 KiB a token
+/// of SmolLM2-135M takes 3 to 5 % less time than with none (Zen 5, 2 threads, in turns within one run).
+const READ_AHEAD_BYTES: usize = 256 * 1024;
+
 /// More threads than the largest machine has; a number beyond it is a slip, and could not be started.
 const MOST_THREADS: usize = 1024;
 
@@ -228,6 +232,10 @@ impl Backend for Cpu {
 
     fn logits(&self, rows: usize, x: &Buffer, head: &PackedMatrix, out: &mut Buffer) {
         self.product(Activations::Full, rows, x, head, None, out);
+    }
+
+    fn soon(&self, matrix: &PackedMatrix) {
+        self.pool().read_ahead(|thread, threads| matrix.first_addresses((thread, threads), READ_AHEAD_BYTES));
     }
 
     fn qk_norm(

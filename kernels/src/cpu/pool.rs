@@ -12,7 +12,7 @@
 //! should it wrap around while a worker sleeps between its load and its swap, the swap still claims a live chunk.
 
 use std::any::Any;
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -36,6 +36,33 @@ struct Job {
     call: unsafe fn(*const (), usize),
 }
 
+/// Memory that a thread asks for while it has nothing to do, as addresses: what is next, and the end.
+#[derive(Default)]
+struct ReadAhead {
+    next: AtomicUsize,
+    end: AtomicUsize,
+}
+
+/// Cache lines that are asked for between two looks for work.
+const LINES_AT_ONCE: usize = 8;
+const LINE: usize = 64;
+
+impl ReadAhead {
+    /// Asks for some lines; false when all were asked for. Only addresses are passed around, nothing is read, so it does
+    /// not matter when the range changes on the way.
+    fn step(&self) -> bool {
+        let (next, end) = (self.next.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed));
+        if next >= end {
+            return false;
+        }
+        let after = next.saturating_add(LINES_AT_ONCE * LINE);
+        (next..after).step_by(LINE).for_each(prefetch_to_second_cache);
+        // Where another range was set meanwhile, it stays.
+        let _ = self.next.compare_exchange(next, after, Ordering::Relaxed, Ordering::Relaxed);
+        true
+    }
+}
+
 struct Shared {
     /// generation (16 bits) | next chunk (24) | number of chunks (24)
     word: Padded<AtomicU64>,
@@ -50,6 +77,8 @@ struct Shared {
     shutdown: AtomicBool,
     /// For each worker: parked, or about to park.
     parked: Vec<Padded<AtomicBool>>,
+    /// For each thread, the caller first.
+    read_ahead: Vec<Padded<ReadAhead>>,
 }
 
 // SAFETY: everything but `job` is Sync by itself. `job` is written only while no chunk is pending (by the holder of
@@ -89,6 +118,7 @@ impl Pool {
             panicked: AtomicBool::new(false),
             shutdown: AtomicBool::new(false),
             parked: (0..num_workers).map(|_| Padded(AtomicBool::new(false))).collect(),
+            read_ahead: (0..=num_workers).map(|_| Padded(ReadAhead::default())).collect(),
         });
         let spawn = |index: usize| {
             let shared = Arc::clone(&shared);
@@ -143,7 +173,10 @@ impl Pool {
         // The first chunks are the parts, which nobody shares as long as one is unclaimed; the others help where help is due.
         held.run(2 * parts - 1, |chunk| {
             if chunk < parts {
-                while let Some(range) = ranges[chunk].0.take_front(piece) {
+                let mine = THREAD.get();
+                let part = (mine..mine + parts).map(|part| part % parts).find(|&part| ranges[part].0.claim());
+                let part = &ranges[part.expect("as many parts as claims")].0;
+                while let Some(range) = part.take_front(piece) {
                     f(range);
                 }
             } else {
@@ -154,6 +187,19 @@ impl Pool {
                 }
             }
         });
+    }
+
+    /// Gives threads memory to ask for while they wait for work, in place of what they had: `range(i, n)` are the addresses
+    /// for thread i of n. Thread i begins [`Pool::run_ranges`] with part i of n.
+    pub fn read_ahead(&self, range: impl Fn(usize, usize) -> Range<usize>) {
+        let threads = self.threads();
+        for (thread, ahead) in self.shared.read_ahead.iter().take(threads).enumerate() {
+            let Range { start, end } = range(thread, threads);
+            // Nothing between the two stores, so that no mixture of two ranges is walked.
+            ahead.0.end.store(0, Ordering::Relaxed);
+            ahead.0.next.store(start, Ordering::Relaxed);
+            ahead.0.end.store(end, Ordering::Relaxed);
+        }
     }
 
     /// The right to run a loop on all threads; none while another one runs.
@@ -186,14 +232,21 @@ impl Drop for Held<'_> {
     }
 }
 
-/// What is left of a range of items: `first | end`, 32 bits each. The items are claims and guard no data, so no order of
-/// memory hangs on them; the loop that they belong to begins and ends with its own.
+/// What is left of a range of items: `first | end`, 32 bits each, and whether a thread has made the range its own. The
+/// items are claims and guard no data, so no order of memory hangs on them; the loop that they belong to begins and ends
+/// with its own.
 #[derive(Default)]
-struct Rest(AtomicU64);
+struct Rest(AtomicU64, AtomicBool);
 
 impl Rest {
     fn set(&self, first: usize, end: usize) {
         self.0.store((first as u64) << 32 | end as u64, Ordering::Relaxed);
+        self.1.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether the range was nobody's before.
+    fn claim(&self) -> bool {
+        !self.1.swap(true, Ordering::Relaxed)
     }
 
     fn take_front(&self, piece: u32) -> Option<Range<usize>> {
@@ -254,7 +307,7 @@ impl Shared {
             if self.pending.0.load(Ordering::Acquire) == 0 {
                 return;
             }
-            std::hint::spin_loop();
+            self.idle();
         }
         *lock(&self.caller) = Some(thread::current());
         self.caller_waits.store(true, Ordering::SeqCst);
@@ -311,14 +364,22 @@ impl Shared {
         (word >> COUNT_BITS) & COUNT_MASK < word & COUNT_MASK
     }
 
+    /// A moment of waiting.
+    fn idle(&self) {
+        if !self.read_ahead[THREAD.get()].0.step() {
+            std::hint::spin_loop();
+        }
+    }
+
     /// A worker's life.
     fn work(&self, index: usize) {
+        THREAD.set(index + 1);
         loop {
             while self.claim_and_run() {}
             let mut spins = 0;
             while !self.has_chunks(Ordering::Relaxed) && !self.shutdown.load(Ordering::Relaxed) && spins < SPINS {
                 spins += 1;
-                std::hint::spin_loop();
+                self.idle();
             }
             if self.shutdown.load(Ordering::SeqCst) {
                 return;
@@ -333,6 +394,26 @@ impl Shared {
             }
             self.parked[index].0.store(false, Ordering::SeqCst);
         }
+    }
+}
+
+thread_local! {
+    /// Which thread of its pool this is; a caller of any pool is 0.
+    static THREAD: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Asks for the cache line of an address.
+fn prefetch_to_second_cache(address: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch reads nothing, and no address makes it fault.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(std::ptr::without_provenance(address));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above. (The intrinsic is not in stable Rust.)
+    unsafe {
+        std::arch::asm!("prfm pldl2keep, [{address}]", address = in(reg) address, options(nostack, preserves_flags, readonly));
     }
 }
 
@@ -408,6 +489,41 @@ mod tests {
             }
         });
         assert_eq!(slow.into_inner(), 99);
+    }
+
+    #[test]
+    fn a_thread_begins_with_the_part_that_it_was_to_read_ahead() {
+        let pool = Pool::new(4);
+        for _ in 0..200 {
+            // A part's first piece waits for all of them, so that no thread has two.
+            let begun = AtomicUsize::new(0);
+            pool.run_ranges(8, 1, |range| {
+                if range.start % 2 == 0 {
+                    assert_eq!(THREAD.get(), range.start / 2, "every thread has its own part");
+                    begun.fetch_add(1, Ordering::Relaxed);
+                    while begun.load(Ordering::Relaxed) < 4 {
+                        std::hint::spin_loop();
+                    }
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn memory_to_read_ahead_is_walked_once_and_may_change_at_any_time() {
+        let ahead = ReadAhead::default();
+        assert!(!ahead.step(), "nothing is asked for at first");
+        ahead.end.store(3 * LINES_AT_ONCE * LINE, Ordering::Relaxed);
+        assert_eq!((0..10).filter(|_| ahead.step()).count(), 3);
+        // Addresses of nothing, on every thread, while loops run.
+        let pool = Pool::new(3);
+        for round in 0..100 {
+            pool.read_ahead(|thread, threads| {
+                assert_eq!(threads, 3);
+                thread << 40..(thread << 40) + round * 1000
+            });
+            pool.run(7, |_| {});
+        }
     }
 
     #[test]

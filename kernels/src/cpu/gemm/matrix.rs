@@ -79,6 +79,20 @@ impl PackedMatrix {
         self.parts.iter().map(Part::num_panels).sum()
     }
 
+    /// Addresses of the first bytes, at most so many, of part i of n equal parts of the panels.
+    pub(in crate::cpu) fn first_addresses(&self, (i, n): (usize, usize), most: usize) -> std::ops::Range<usize> {
+        let mut panel = i * self.num_panels() / n;
+        for part in &self.parts {
+            if panel < part.num_panels() {
+                let bytes = &part.data[panel * part.panel_bytes..];
+                let start = bytes.as_ptr().addr();
+                return start..start + bytes.len().min(most);
+            }
+            panel -= part.num_panels();
+        }
+        0..0
+    }
+
     /// Bytes that one product reads.
     pub fn bytes(&self) -> usize {
         self.parts.iter().map(|part| part.data.len()).sum()

@@ -435,3 +435,16 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn the_first_addresses_of_a_part_are_where_its_first_panel_lies() {
+    let pool = Pool::new(1);
+    let (first, second) = (Weights::random(WeightType::Q8_0, 48, 64, 1), Weights::random(WeightType::F16, 80, 64, 2));
+    let matrix = PackedMatrix::pack(&[first.data(), second.data()], &pool).unwrap();
+    let bytes = |part: usize| matrix.parts[part].data.as_ptr_range();
+    // Eight panels: three of the first type, five of the second. The second of two threads begins with panel 4.
+    let start = bytes(0).start.addr();
+    assert_eq!(matrix.first_addresses((0, 2), 100), start..start + 100);
+    let start = bytes(1).start.addr() + matrix.parts[1].panel_bytes;
+    assert_eq!(matrix.first_addresses((1, 2), usize::MAX), start..bytes(1).end.addr());
+}
