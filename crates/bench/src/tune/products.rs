@@ -12,6 +12,12 @@ use taper_kernels::cpu::pool::Pool;
 
 /// After so many turns, candidates slower than the best by this factor are out; the last one holds from there on.
 const OUT: [f64; 3] = [1.5, 1.25, 1.12];
+/// Seconds of a turn that one busy moment does not double; nobody is out after a single turn that was shorter.
+const SURE: f64 = 0.01;
+/// A race that took so many seconds is over, once every candidate that keeps up has had [`FEWEST`] turns.
+const ENOUGH: f64 = 2.0;
+/// See [`ENOUGH`].
+const FEWEST: usize = 3;
 /// Bytes of distinct matrices that products walk through, more than a core's own caches.
 const RING_BYTES: usize = 64 << 20;
 
@@ -98,7 +104,11 @@ impl<'a> Products<'a> {
             self.turn(arm, rows, 0.0);
         }
         let mut turns: Vec<Vec<f64>> = vec![Vec::new(); arms.len()];
+        let start = Instant::now();
         for turn in 0..effort.turns.max(1) {
+            if turn >= FEWEST && start.elapsed().as_secs_f64() > ENOUGH {
+                break;
+            }
             let is_in = survivors(arms, &turns, kept);
             for index in (0..arms.len()).map(|index| (index + turn) % arms.len()).filter(|&index| is_in[index]) {
                 let seconds = self.turn(arms[index], rows, effort.turn_seconds);
@@ -143,7 +153,8 @@ fn survivors(arms: &[Arm], turns: &[Vec<f64>], kept: Option<usize>) -> Vec<bool>
         let done = turns[index].len();
         // One that missed a turn is out for good.
         let limit = |done: usize| OUT[(done - 1).min(OUT.len() - 1)];
-        done == 0 || done == most_turns && fastest[index] <= best_of(arms[index].0) * limit(done)
+        let is_unsure = done == 0 || done == 1 && fastest[index] < SURE;
+        done == most_turns && (is_unsure || fastest[index] <= best_of(arms[index].0) * limit(done))
     };
     (0..arms.len()).map(|index| kept == Some(index) || is_in(index)).collect()
 }
@@ -183,6 +194,11 @@ mod tests {
         assert_eq!(after([&[]; 4], None), [true; 4]);
         assert_eq!(after([&[10.0], &[14.0], &[16.0], &[1.0]], None), [true, true, false, true]);
         assert_eq!(after([&[10.0], &[14.0], &[16.0], &[1.0]], Some(2)), [true; 4]);
+        assert_eq!(
+            after([&[1e-4], &[3e-4], &[2e-2], &[1e-4]], None),
+            [true, true, false, true],
+            "short turns are unsure"
+        );
         // Later the limit is tighter, a lucky turn counts, and nobody comes back.
         assert_eq!(after([&[10.0, 11.0], &[14.0, 14.0], &[10.1], &[1.0, 9.0]], None), [true, false, false, true]);
     }
