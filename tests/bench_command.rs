@@ -321,13 +321,57 @@ fn what_tune_measured_is_kept_explained_and_forgotten() {
     let tune = |arguments: &[&str]| taper(&folder, &[&["tune", "--threads", "1"], arguments].concat());
     let refused = tune(&["--explain"]);
     assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("taper tune"));
-    let measured = tune(&["--shape", "Q4_0 64x96", "--shape", "bf16 32x10", "--repeat", "1"]);
-    assert!(stdout(&measured).starts_with("2 shapes"));
-    let explained = tune(&["--explain"]);
-    let text = stdout(&explained);
-    assert!(text.contains("Q4_0 64x96") && text.contains("BF16 32x10") && text.contains("256"), "{text}");
+    let shapes = ["--shape", "Q4_0 64x96", "--shape", "bf16 32x10"];
+    let with_shapes = |more: &[&str]| tune(&[&shapes[..], more].concat());
+    let measured = with_shapes(&["--repeat", "1"]);
+    let text = stdout(&measured);
+    assert!(
+        text.starts_with("2 shapes") && text.contains("int15x32-bf16x32: ") && text.contains("int8-15x32"),
+        "{text}"
+    );
+    for class in ["full", "mixed"] {
+        let explained = tune(&["--explain", "--activations", class]);
+        let text = stdout(&explained);
+        let (rows, price) = text.split_once("choices: ").unwrap();
+        assert_eq!(rows.matches("Q4_0 64x96").count(), 19, "one class at a time: {text}");
+        assert!(rows.contains("BF16 32x10") && rows.contains("256") && rows.contains("any class, us"), "{text}");
+        assert!(price.contains("summed over 19 cells") && price.contains("no block has outliers"), "{text}");
+    }
+
+    let output = with_shapes(&["--check", "--rows", "1,9", "--repeat", "2", "--json", "rows.json"]);
+    let text = stdout(&output);
+    for part in ["CHOSEN", "X ORACLE", "Q4_0 64x96: ", "all 4 cells: ", "1.05 of the oracle", "the worst cell is"] {
+        assert!(text.contains(part), "{part} in\n{text}");
+    }
+    let rows = rows(&std::fs::read_to_string(folder.path().join("rows.json")).unwrap());
+    rows.iter().for_each(check);
+    let cases: Vec<&str> = rows.iter().map(|row| row["case"].as_str().unwrap()).collect();
+    assert_eq!(cases, ["BF16 32x10 M=1", "BF16 32x10 M=9", "Q4_0 64x96 M=1", "Q4_0 64x96 M=9", "all cells"]);
+    for row in &rows[..4] {
+        let over = row["median"].as_f64().unwrap() / row["params"]["oracle_us"].as_f64().unwrap();
+        assert!(over >= 1.0 && (row["params"]["over_oracle"].as_f64().unwrap() / over - 1.0).abs() < 1e-9, "{row}");
+    }
+    assert_eq!(rows[4]["params"]["repeats"].as_array().unwrap().len(), 2);
+
     assert!(tune(&["--reset"]).status.success());
-    assert!(!tune(&["--explain"]).status.success());
+    assert!(!tune(&["--explain"]).status.success() && !tune(&["--check"]).status.success());
+}
+
+#[test]
+fn a_tune_file_of_an_older_format_is_told_and_replaced() {
+    let folder = folder();
+    let tune = |arguments: &[&str]| taper(&folder, &[&["tune", "--threads", "1"], arguments].concat());
+    let measure = || tune(&["--shape", "Q4_0 16x32", "--repeat", "1"]);
+    let _ = stdout(&measure());
+    let explained = tune(&["--explain"]);
+    let told = String::from_utf8_lossy(&explained.stderr).into_owned();
+    let path = told.lines().find_map(|line| line.strip_prefix("from ")).unwrap();
+    std::fs::write(path, "{\"version\": 1, \"numerics_class\": \"float32\", \"cells\": []}").unwrap();
+    let refused = tune(&["--explain"]);
+    let told = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && told.contains("format 1") && told.contains("`taper tune`"), "{told}");
+    assert!(stdout(&measure()).starts_with("1 shapes"));
+    assert!(tune(&["--explain"]).status.success());
 }
 
 #[test]

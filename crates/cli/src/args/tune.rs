@@ -1,37 +1,56 @@
 //! `taper tune` on the command line.
 
 use super::bench::ComputeArgs;
-use super::positive;
+use super::{ActivationsKind, positive};
 use clap::Args;
+use std::path::PathBuf;
+use taper_bench::tune::ROWS;
 use taper_kernels::cpu::gemm::Shape;
 
 /// `taper tune`
 #[derive(Debug, Args)]
 #[command(
-    after_help = "For every matrix shape of the model (and every --shape) and 1 to 256 rows, each implementation of the product is timed; the fastest is remembered, for this processor and number of threads, beside the models, and used from the next start on. No choice changes an answer: all of them belong to one numerics class. Run it while the machine is idle."
+    after_help = "For every matrix shape of the models (or every --shape) and 1 to 256 rows, each implementation of the product is timed, with activations rounded in either way; the fastest is remembered, for this processor and number of threads, beside the models, and used from the next start on. No choice changes an answer: all that can be taken belong to the numerics class that runs. Run it while the machine is idle; minutes for a model of 1B. --check then measures whether the choices are good: a figure never fails the command."
 )]
 pub(crate) struct TuneArgs {
     #[command(flatten)]
     pub(crate) compute: ComputeArgs,
 
-    /// The model whose shapes are measured: an alias, a file, `hf:...` or `pip:...`.
-    #[arg(long, short = 'm', value_name = "NAME", default_value = taper_hub::DEFAULT_MODEL, env = "TAPER_MODEL")]
-    pub(crate) model: String,
+    /// Models whose shapes are measured: an alias, a file, `hf:...` or `pip:...`; may be given several times.
+    #[arg(long = "model", short = 'm', value_name = "NAME", default_value = taper_hub::DEFAULT_MODEL, env = "TAPER_MODEL")]
+    pub(crate) models: Vec<String>,
 
     /// Shapes to measure instead, such as "Q4_0 2048x8192" (outputs, inputs); may be given several times.
     #[arg(long = "shape", value_name = "SHAPE", value_parser = shape)]
     pub(crate) shapes: Vec<Shape>,
 
-    /// Turns of each candidate.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = positive)]
-    pub(crate) repeat: usize,
+    /// Turns of each candidate that keeps up [default: 7]; with --check, repeats of all of it [default: 3].
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) repeat: Option<usize>,
 
-    /// Print the table that was measured before, with the cost of every alternative, and measure nothing.
+    /// Print the table that was measured before, with the cost of every alternative and the price of the numerics class, and
+    /// measure nothing.
     #[arg(long)]
     pub(crate) explain: bool,
 
-    /// Forget what was measured for this processor.
+    /// Measure what was chosen and every candidate in turns, and print the time of the choices over that of the fastest.
     #[arg(long, conflicts_with = "explain")]
+    pub(crate) check: bool,
+
+    /// With --explain and --check: how activations are rounded in the class that is judged.
+    #[arg(long, value_enum, default_value_t = ActivationsKind::Full, env = "TAPER_ACTIVATIONS")]
+    pub(crate) activations: ActivationsKind,
+
+    /// With --check: numbers of rows.
+    #[arg(long, value_name = "M,...", value_delimiter = ',', default_values_t = ROWS, value_parser = positive)]
+    pub(crate) rows: Vec<usize>,
+
+    /// With --check: print one JSON object per row instead of the table, or write them to FILE beside it.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", requires = "check")]
+    pub(crate) json: Option<PathBuf>,
+
+    /// Forget what was measured for this processor.
+    #[arg(long, conflicts_with_all = ["explain", "check"])]
     pub(crate) reset: bool,
 }
 

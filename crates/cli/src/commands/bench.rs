@@ -55,14 +55,14 @@ fn candle_driver(named: Option<&Path>) -> Result<PathBuf> {
 }
 
 /// A benchmark in progress.
-struct Bench<'a> {
+pub(crate) struct Bench<'a> {
     args: &'a BenchOutputArgs,
     run: Run,
 }
 
 impl<'a> Bench<'a> {
     /// Opens what will be written, so that a wrong path is told before minutes of measuring, and measures the bandwidth.
-    fn start(args: &'a BenchOutputArgs, setup: Setup) -> Result<Bench<'a>> {
+    pub(crate) fn start(args: &'a BenchOutputArgs, setup: Setup) -> Result<Bench<'a>> {
         for path in [&args.json, &args.report].into_iter().flatten().filter(|path| *path != Path::new("-")) {
             File::options().create(true).append(true).open(path).with_context(|| cannot_write(path))?;
         }
@@ -73,12 +73,12 @@ impl<'a> Bench<'a> {
         Ok(Bench { args, run })
     }
 
-    fn add(&mut self, rows: impl IntoIterator<Item = Measurement>) {
+    pub(crate) fn add(&mut self, rows: impl IntoIterator<Item = Measurement>) {
         self.run.add(rows);
     }
 
     /// Measures the bandwidth again, and prints and writes the rows.
-    fn finish(self, findings: impl FnOnce(&Finished) -> Findings) -> Result<()> {
+    pub(crate) fn finish(self, findings: impl FnOnce(&Finished) -> Findings) -> Result<()> {
         let Bench { args, run } = self;
         let finished = run.finish()?;
         let findings = findings(&finished);

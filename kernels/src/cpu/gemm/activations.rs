@@ -58,6 +58,9 @@ pub enum Activations {
 }
 
 impl Activations {
+    /// Both, in the order of their numbers.
+    pub const ALL: [Activations; 2] = [Activations::Full, Activations::Mixed];
+
     /// Numerics class of products that use it, and of those with BF16 weights.
     pub const fn class(self) -> &'static str {
         match self {

@@ -1,6 +1,7 @@
 //! Which implementation computes a product, by its shape and its number of rows. All choices belong to one numerics class
 //! and give the same bits; only time depends on them. Built in is a rule; measurements (`taper tune`) give better ones.
 
+use super::Activations;
 use crate::WeightType;
 use crate::cpu::isa::Isa;
 use std::collections::HashMap;
@@ -64,20 +65,25 @@ impl Choice {
         });
         for isa in sets {
             let Choice { tile_rows: most, tile_panels, .. } = Choice::largest(isa);
-            for tile_rows in most / 2..=most {
+            // Of tiles that cut this number of rows alike, the largest cuts a few rows more into as few tiles.
+            for tile_rows in (most / 2..=most).rev() {
                 let panels = if rows <= tile_rows { vec![tile_panels] } else { vec![1, 2, 4, 8] };
                 candidates.extend(panels.into_iter().map(|tile_panels| Choice { isa, tile_rows, tile_panels }));
             }
         }
-        // Choices that cut this number of rows alike are one.
-        let cut = |choice: &Choice| (choice.isa, choice.rows_of_a_tile(rows), choice.tile_panels);
-        let mut seen = Vec::new();
-        candidates.retain(|choice| {
-            let is_new = !seen.contains(&cut(choice));
-            seen.push(cut(choice));
-            is_new
-        });
-        candidates
+        let mut distinct: Vec<Choice> = Vec::new();
+        for choice in candidates {
+            if distinct.iter().all(|other| !other.is_like(choice, rows)) {
+                distinct.push(choice);
+            }
+        }
+        distinct
+    }
+
+    /// Whether both compute that many rows in the same way.
+    pub fn is_like(self, other: Choice, rows: usize) -> bool {
+        let cut = |choice: Choice| (choice.isa, choice.rows_of_a_tile(rows), choice.tile_panels);
+        cut(self) == cut(other)
     }
 
     /// How tables and files write it, `avx512 8x2`: tile rows by tile panels.
@@ -96,19 +102,20 @@ impl Choice {
     }
 }
 
-/// The choices of some shapes, as measured on this machine.
+/// The choices of some shapes, as measured on this machine, for each rounding of activations: a block of one digit is half
+/// the work of a block of two, and other tiles suit it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tuning {
     shapes: HashMap<Shape, Crossings>,
 }
 
-/// For one shape: from how many rows on which choice is taken, ascending.
-pub(super) type Crossings = Vec<(usize, Choice)>;
+/// For one shape and each of [`Activations::ALL`]: from how many rows on which choice is taken, ascending.
+pub(super) type Crossings = [Vec<(usize, Choice)>; Activations::ALL.len()];
 
 impl Tuning {
     /// Takes `choice` for products of `shape` with `rows` rows or more, up to the next such number.
-    pub fn set(&mut self, shape: Shape, rows: usize, choice: Choice) {
-        let crossings = self.shapes.entry(shape).or_default();
+    pub fn set(&mut self, activations: Activations, shape: Shape, rows: usize, choice: Choice) {
+        let crossings = &mut self.shapes.entry(shape).or_default()[activations as usize];
         let at = crossings.partition_point(|&(from, _)| from < rows);
         if crossings.get(at).is_some_and(|&(from, _)| from == rows) {
             crossings[at].1 = choice;
@@ -117,12 +124,19 @@ impl Tuning {
         }
     }
 
-    /// Every (shape, rows, choice), sorted.
-    pub fn entries(&self) -> Vec<(Shape, usize, Choice)> {
-        let all = self.shapes.iter().flat_map(|(&shape, crossings)| crossings.iter().map(move |&(r, c)| (shape, r, c)));
-        let mut entries: Vec<_> = all.collect();
+    /// Every (shape, rows, choice) of one rounding, sorted.
+    pub fn entries(&self, activations: Activations) -> Vec<(Shape, usize, Choice)> {
+        let of_shape = |(&shape, crossings): (&Shape, &Crossings)| {
+            crossings[activations as usize].iter().map(|&(rows, choice)| (shape, rows, choice)).collect::<Vec<_>>()
+        };
+        let mut entries: Vec<_> = self.shapes.iter().flat_map(of_shape).collect();
         entries.sort_by_key(|&(shape, rows, _)| (shape, rows));
         entries
+    }
+
+    /// What products of `shape` with that many rows run on, among instruction sets up to `isa`.
+    pub fn choice(&self, activations: Activations, shape: Shape, isa: Isa, rows: usize) -> Choice {
+        choose(&self.crossings(shape), activations, isa, rows)
     }
 
     /// Shapes that were measured.
@@ -136,8 +150,9 @@ impl Tuning {
 }
 
 /// What `crossings` say for that many rows, among instruction sets up to `isa`; else the built-in rule.
-pub(super) fn choose(crossings: &Crossings, isa: Isa, rows: usize) -> Choice {
-    let measured = crossings.iter().rev().find(|&&(from, _)| from <= rows).map(|&(_, choice)| choice);
+pub(super) fn choose(crossings: &Crossings, activations: Activations, isa: Isa, rows: usize) -> Choice {
+    let measured =
+        crossings[activations as usize].iter().rev().find(|&&(from, _)| from <= rows).map(|&(_, choice)| choice);
     measured.filter(|choice| choice.isa <= isa).unwrap_or_else(|| Choice::builtin(isa, rows))
 }
 
@@ -187,25 +202,41 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_holds_from_its_number_of_rows_to_the_next() {
+    fn a_choice_holds_from_its_number_of_rows_to_the_next_and_for_its_rounding() {
         let isa = Isa::best();
         let [few, many] = [1, 2].map(|tile_panels| Choice { tile_panels, ..Choice::largest(isa) });
+        let (full, mixed) = (Activations::Full, Activations::Mixed);
         let mut tuning = Tuning::default();
-        tuning.set(SHAPE, 32, few);
-        tuning.set(SHAPE, 4, few);
-        tuning.set(SHAPE, 32, many);
-        let crossings = tuning.crossings(SHAPE);
-        assert_eq!(choose(&crossings, isa, 3), Choice::builtin(isa, 3));
-        assert_eq!([4, 31, 32, 500].map(|rows| choose(&crossings, isa, rows)), [few, few, many, many]);
-        assert_eq!(tuning.entries(), [(SHAPE, 4, few), (SHAPE, 32, many)]);
+        tuning.set(full, SHAPE, 32, few);
+        tuning.set(full, SHAPE, 4, few);
+        tuning.set(full, SHAPE, 32, many);
+        tuning.set(mixed, SHAPE, 8, many);
+        let choice = |activations, rows| tuning.choice(activations, SHAPE, isa, rows);
+        assert_eq!(choice(full, 3), Choice::builtin(isa, 3));
+        assert_eq!([4, 31, 32, 500].map(|rows| choice(full, rows)), [few, few, many, many]);
+        assert_eq!([4, 8].map(|rows| choice(mixed, rows)), [Choice::builtin(isa, 4), many]);
+        assert_eq!(tuning.entries(full), [(SHAPE, 4, few), (SHAPE, 32, many)]);
+        assert_eq!((tuning.entries(mixed), tuning.num_shapes()), (vec![(SHAPE, 8, many)], 1));
+    }
+
+    #[test]
+    fn of_candidates_that_cut_alike_the_largest_tile_stands() {
+        for isa in Isa::available() {
+            let most = Choice::most_tile_rows(isa);
+            for choice in Choice::candidates(isa, 2 * most).into_iter().filter(|choice| choice.isa == isa) {
+                assert!(choice.tile_rows == most || !choice.is_like(Choice { tile_rows: most, ..choice }, 2 * most));
+            }
+            let few = Choice { tile_rows: most.div_ceil(2), ..Choice::largest(isa) };
+            assert!(few.is_like(Choice::largest(isa), 1) && (most == 1 || !few.is_like(Choice::largest(isa), most)));
+        }
     }
 
     #[test]
     fn a_forced_instruction_set_is_not_left_for_a_faster_one() {
         let mut tuning = Tuning::default();
-        tuning.set(SHAPE, 1, Choice::largest(Isa::best()));
+        tuning.set(Activations::Full, SHAPE, 1, Choice::largest(Isa::best()));
         for isa in Isa::available() {
-            assert!(choose(&tuning.crossings(SHAPE), isa, 8).isa <= isa);
+            assert!(tuning.choice(Activations::Full, SHAPE, isa, 8).isa <= isa);
         }
     }
 }

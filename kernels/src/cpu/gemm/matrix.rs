@@ -51,7 +51,7 @@ impl PackedMatrix {
             rows =
                 rows.checked_add(part.rows).ok_or(Error::OutOfMemory { what: "a weight matrix", bytes: usize::MAX })?;
         }
-        Ok(PackedMatrix { parts: packed, crossings: Crossings::new(), rows, cols })
+        Ok(PackedMatrix { parts: packed, crossings: Crossings::default(), rows, cols })
     }
 
     /// Takes the implementations that were measured for its shape.

@@ -126,7 +126,8 @@ pub fn gemm(
         }
         return;
     }
-    let choice = context.choice.unwrap_or_else(|| choice::choose(&matrix.crossings, context.isa, rows));
+    let tuned = || choice::choose(&matrix.crossings, context.activations, context.isa, rows);
+    let choice = context.choice.unwrap_or_else(tuned);
     let kernels = &choice.isa.table().gemm;
     assert!((1..=kernels.tile_rows).contains(&choice.tile_rows), "tiles of {} rows", choice.tile_rows);
     let tile_rows = choice.rows_of_a_tile(rows);
