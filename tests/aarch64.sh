@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
 # The tests of the kernels on two emulated 64-bit Arm processors, with dot products of bytes and without, on fewer cases than
 # on a real one (TAPER_TEST_QUICK). For Debian on x86-64: its rustc-web has a standard library for Arm beside it.
+#
+#     tests/aarch64.sh [--lib] [--test conformance]    # both unless told otherwise
 set -euo pipefail
 cd "$(dirname "$0")/.."
+[ $# -gt 0 ] || set -- --lib --test conformance
 
 step() { printf '\n== %s (%ss)\n' "$*" "$SECONDS"; }
 
@@ -17,7 +20,7 @@ fi
 step "build"
 target=aarch64-unknown-linux-gnu
 export RUSTC=/usr/bin/rustc CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
-cargo=(cargo test --release --locked --target $target --target-dir target/aarch64 -p taper-kernels --lib --test conformance)
+cargo=(cargo test --release --locked --target $target --target-dir target/aarch64 -p taper-kernels "$@")
 "${cargo[@]}" --no-run
 
 # Each processor has one core of this machine. On several, a load may overtake an earlier store of the same thread (qemu 7.2
