@@ -295,6 +295,31 @@ fn candle_answers_in_turns_and_a_case_it_cannot_do_is_left_to_us() {
 }
 
 #[test]
+fn a_chat_has_a_row_per_turn_with_the_tokens_that_each_way_computes() {
+    let folder = folder();
+    std::fs::write(folder.path().join("tiny.gguf"), TinyModel::default().to_gguf()).unwrap();
+    let chat = |more: &[&str]| {
+        let arguments = ["bench", "chat", "--model", "tiny.gguf", "--threads", "1", "--bandwidth-mib", "0"];
+        taper(&folder, &[&arguments[..], more].concat())
+    };
+    let lengths = ["--turns", "2", "--question", "20", "--answer", "60", "--repeat", "2", "--json", "rows.json"];
+    let output = chat(&lengths);
+    let table = stdout(&output);
+    for part in ["COMPUTED", "X TWO PATHS", "two paths, prompts mixed: 120 prompt tokens computed in all turns"] {
+        assert!(table.contains(part), "{part} in\n{table}");
+    }
+    let rows = rows(&std::fs::read_to_string(folder.path().join("rows.json")).unwrap());
+    rows.iter().for_each(check);
+    let cases: Vec<&str> = rows.iter().map(|row| row["case"].as_str().unwrap()).collect();
+    let arms = ["one path, full", "one path, mixed", "two paths, prompts mixed"];
+    assert_eq!(cases, [1, 2].map(|turn| arms.map(|arm| format!("turn {turn}, {arm}"))).concat());
+    let computed: Vec<u64> = rows.iter().map(|row| row["params"]["computed"].as_u64().unwrap()).collect();
+    assert_eq!(computed, [20, 20, 20, 36, 36, 100]);
+    let refused = chat(&["--turns", "9"]);
+    assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("made for 256"));
+}
+
+#[test]
 fn doctor_says_what_the_machine_has_and_where_things_are() {
     let folder = folder();
     let output = taper(&folder, &["doctor", "--bandwidth-mib", "4", "--threads", "2", "--json"]);

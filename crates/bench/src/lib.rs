@@ -9,6 +9,7 @@ pub mod attention;
 pub mod bandwidth;
 pub mod candle;
 mod case;
+pub mod chat;
 mod error;
 mod findings;
 pub mod gemm;

@@ -169,10 +169,6 @@ fn q6_k(block: &[u8], out: &mut [f32]) {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use candle_core::quantized::k_quants::{
-        BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0,
-        GgmlType,
-    };
 
     /// Random blocks whose float16 scales are small ordinary numbers.
     pub(crate) fn random_row(weight_type: WeightType, cols: usize, seed: u64) -> Vec<u8> {
@@ -208,41 +204,6 @@ pub(crate) mod tests {
             }
         }
         bytes
-    }
-
-    fn agrees_with_candle<B: GgmlType>(weight_type: WeightType) {
-        let cols = 2048;
-        assert_eq!(size_of::<B>(), weight_type.block_bytes());
-        for seed in 0..20 {
-            let bytes = random_row(weight_type, cols, seed);
-            let mut ours = vec![f32::NAN; cols];
-            dequantize_row(weight_type, &bytes, &mut ours);
-            let mut blocks = vec![B::zeros(); cols / B::BLCK_SIZE];
-            // SAFETY: candle's block structs are repr(C) with one size as ours (asserted above) and valid for all bit patterns.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), blocks.as_mut_ptr().cast::<u8>(), bytes.len()) };
-            let mut theirs = vec![f32::NAN; cols];
-            B::to_float(&blocks, &mut theirs);
-            for (i, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
-                assert_eq!(ours, theirs, "{weight_type:?} element {i} of seed {seed}");
-            }
-        }
-    }
-
-    #[test]
-    fn every_type_decodes_as_candle_decodes_it() {
-        agrees_with_candle::<f32>(WeightType::F32);
-        agrees_with_candle::<f16>(WeightType::F16);
-        agrees_with_candle::<bf16>(WeightType::BF16);
-        agrees_with_candle::<BlockQ4_0>(WeightType::Q4_0);
-        agrees_with_candle::<BlockQ4_1>(WeightType::Q4_1);
-        agrees_with_candle::<BlockQ5_0>(WeightType::Q5_0);
-        agrees_with_candle::<BlockQ5_1>(WeightType::Q5_1);
-        agrees_with_candle::<BlockQ8_0>(WeightType::Q8_0);
-        agrees_with_candle::<BlockQ2K>(WeightType::Q2_K);
-        agrees_with_candle::<BlockQ3K>(WeightType::Q3_K);
-        agrees_with_candle::<BlockQ4K>(WeightType::Q4_K);
-        agrees_with_candle::<BlockQ5K>(WeightType::Q5_K);
-        agrees_with_candle::<BlockQ6K>(WeightType::Q6_K);
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! `taper bench` on the command line.
 
 mod attention;
+mod chat;
 mod softmax;
 
 pub(crate) use attention::BenchAttentionArgs;
+pub(crate) use chat::BenchChatArgs;
 pub(crate) use softmax::BenchSoftmaxArgs;
 
 use super::{ModelArgs, positive};
@@ -35,6 +37,8 @@ pub(crate) enum BenchCommand {
     Softmax(BenchSoftmaxArgs),
     /// Prompt and decode speed of a model.
     Model(BenchModelArgs),
+    /// Time to first token of a chat, turn by turn, with one path of arithmetic and with two.
+    Chat(BenchChatArgs),
 }
 
 /// Where rows go, for every benchmark.

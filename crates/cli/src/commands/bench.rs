@@ -3,6 +3,7 @@
 
 mod attention;
 mod bandwidth;
+mod chat;
 mod gemm;
 mod model;
 mod softmax;
@@ -24,6 +25,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         BenchCommand::Attention(args) => attention::run(args),
         BenchCommand::Softmax(args) => softmax::run(args),
         BenchCommand::Model(args) => model::run(args),
+        BenchCommand::Chat(args) => chat::run(args),
     }
 }
 

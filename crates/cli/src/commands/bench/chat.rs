@@ -1,0 +1,46 @@
+//! `taper bench chat`
+
+use super::{Bench, setup};
+use crate::args::{ActivationsKind, BackendKind, BenchChatArgs, ModelArgs};
+use crate::load::{self, ModelTask};
+use crate::progress::Bars;
+use anyhow::{Result, bail};
+use taper_bench::chat::{self, Conversation, Script};
+use taper_bench::params;
+use taper_kernels::{Backend, BackendInfo};
+use taper_models::{Llama, ModelConfig};
+
+pub(crate) fn run(args: &BenchChatArgs) -> Result<()> {
+    let script = args.script();
+    let progress = Bars::new();
+    let resolved = load::resolve(&args.model.model, &progress)?;
+    let checkpoint = load::open(&resolved.path)?;
+    let limit = ModelConfig::from_checkpoint(&checkpoint)?.context_len;
+    if script.context_len() > limit {
+        bail!("the conversation takes {} tokens, and the model was made for {limit}", script.context_len());
+    }
+    let options = script.load_options(args.model.attention.scheme());
+    let conversation = |activations| {
+        let args = ModelArgs { activations, backend: BackendKind::Cpu, ..args.model.clone() };
+        load::with_model(&args, &checkpoint, options, &progress, Hold(script))
+    };
+    let (mut full, info) = conversation(ActivationsKind::Full)?;
+    let (mut mixed, _) = conversation(ActivationsKind::Mixed)?;
+    let mut bench = Bench::start(&args.output, setup(&info, args.output.bandwidth_bytes()))?;
+    let file = resolved.path.file_name().unwrap_or_default().to_string_lossy();
+    let about = params([("model", file.into())]);
+    bench.add(chat::measure(full.as_mut(), mixed.as_mut(), (script, args.repeat), &about)?);
+    bench.finish(|finished| chat::findings(&finished.records))
+}
+
+/// Lets a loaded model hold the conversation.
+struct Hold(Script);
+
+impl ModelTask for Hold {
+    type Output = (Box<dyn Conversation>, BackendInfo);
+
+    fn run<B: Backend>(self, model: Llama<B>) -> Result<Self::Output> {
+        let info = model.backend().info();
+        Ok((chat::conversation(model, self.0), info))
+    }
+}
