@@ -416,6 +416,19 @@ pub trait Backend: Send + Sync + 'static {
     );
     /// `out = silu(gate) * up`; a row of `gate_up` is `[gate | up]`, each as wide as `out`.
     fn silu_mul(&self, rows: usize, gate_up: &Self::Buffer, out: &mut Self::Buffer);
+    /// [`Backend::linear`] into `gate_up`, then [`Backend::silu_mul`] into `out`, to the same bits: what a backend can do
+    /// in one pass. `gate_up` is `[rows, N]` and left unspecified, `out` `[rows, N / 2]`.
+    fn linear_silu_mul(
+        &self,
+        rows: usize,
+        x: &Self::Buffer,
+        matrix: &Self::Matrix,
+        gate_up: &mut Self::Buffer,
+        out: &mut Self::Buffer,
+    ) {
+        self.linear(rows, x, matrix, None, gate_up);
+        self.silu_mul(rows, gate_up, out);
+    }
     /// `residual += delta`.
     fn add(&self, rows: usize, residual: &mut Self::Buffer, delta: &Self::Buffer);
     /// `out[i] = x[rows[i]]`: the rows that need logits.

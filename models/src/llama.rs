@@ -297,8 +297,7 @@ impl<B: Backend> Llama<B> {
 /// `delta = down(silu(gate(normed)) * up(normed))`.
 fn feed_forward<B: Backend>(backend: &B, rows: usize, layer: &Layer<B>, ws: &mut Workspace<B>, next: &B::Matrix) {
     backend.soon(&layer.ffn_down);
-    backend.linear(rows, &ws.normed, &layer.gate_up, None, &mut ws.gate_up);
-    backend.silu_mul(rows, &ws.gate_up, &mut ws.activated);
+    backend.linear_silu_mul(rows, &ws.normed, &layer.gate_up, &mut ws.gate_up, &mut ws.activated);
     backend.soon(next);
     backend.linear(rows, &ws.activated, &layer.ffn_down, None, &mut ws.delta);
 }

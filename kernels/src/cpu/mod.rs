@@ -122,9 +122,13 @@ impl Cpu {
     ) {
         assert_eq!(x.cols(), matrix.cols(), "the input is as wide as the matrix");
         assert_eq!(out.cols(), matrix.rows(), "the output is as wide as the matrix is high");
-        let context = gemm::Context { activations, ..gemm::Context::new(self.isa(), self.pool()) };
+        let context = self.context(activations);
         let bias = bias.map(Vector::values);
         gemm::gemm(context, rows, x.rows(rows), matrix, bias, out.rows_mut(rows), &mut self.scratch().gemm);
+    }
+
+    fn context(&self, activations: Activations) -> gemm::Context<'_> {
+        gemm::Context { activations, ..gemm::Context::new(self.isa(), self.pool()) }
     }
 
     /// Bytes that a call of [`Backend::attention`] computes in beside its operands, before it computes any row again.
@@ -344,6 +348,19 @@ impl Backend for Cpu {
         for_rows_mut(self.pool(), out.rows_mut(rows), width, |rows, out| {
             silu::silu_mul(self.isa(), &gate_up[rows.start * 2 * width..rows.end * 2 * width], width, out);
         });
+    }
+
+    fn linear_silu_mul(&self, rows: usize, x: &Buffer, matrix: &PackedMatrix, gate_up: &mut Buffer, out: &mut Buffer) {
+        if !matrix.is_pair() || matrix.cols() == 0 {
+            self.linear(rows, x, matrix, None, gate_up);
+            self.silu_mul(rows, gate_up, out);
+            return;
+        }
+        assert_eq!(x.cols(), matrix.cols(), "the input is as wide as the matrix");
+        assert_eq!(gate_up.cols(), matrix.rows(), "gate and up are as wide as the matrix is high");
+        assert_eq!(gate_up.cols(), 2 * out.cols(), "gate and up are each as wide as the output");
+        let outs = (gate_up.rows_mut(rows), out.rows_mut(rows));
+        gemm::gemm_silu_mul(self.context(self.activations), rows, x.rows(rows), matrix, outs, &mut self.scratch().gemm);
     }
 
     fn add(&self, rows: usize, residual: &mut Buffer, delta: &Buffer) {

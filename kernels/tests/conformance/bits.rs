@@ -13,6 +13,7 @@ pub(crate) fn suite<B: Backend>(backend: &B) {
     batched_sequences_equal_single_ones(backend);
     what_lies_behind_a_row_does_not_matter(backend);
     rows_of_other_operations_are_alone(backend);
+    gate_and_up_in_one_pass_have_the_bits_of_two(backend);
 }
 
 fn rope(rotary_dim: usize) -> Rope {
@@ -166,8 +167,41 @@ fn rows_of_other_operations_are_alone<B: Backend>(backend: &B) {
 /// A product with a fixed matrix of 100 outputs.
 fn linear_of<B: Backend>(b: &B, weight_type: WeightType, cols: usize, x: &[f32]) -> Vec<f32> {
     let (rows, outputs) = (x.len() / cols, 100);
-    let mut rng = SplitMix::new(24);
-    let bytes = match weight_type {
+    let bytes = weights_of(weight_type, outputs, cols, 24);
+    let matrix = b.matrix(&[MatrixData { weight_type, rows: outputs, cols, bytes: &bytes }]).unwrap();
+    let mut out = b.buffer(rows, outputs).unwrap();
+    b.linear(rows, &upload(b, cols, x), &matrix, None, &mut out);
+    download(b, &out, rows, outputs)
+}
+
+/// Gate and up in one pass, of two parts of one height and of one part: what the two operations give one after the other.
+fn gate_and_up_in_one_pass_have_the_bits_of_two<B: Backend>(b: &B) {
+    let (cols, outputs) = (512, 200);
+    let x = SplitMix::new(26).normals(70 * cols, 1.0);
+    for weight_type in [WeightType::F32, WeightType::BF16, WeightType::Q8_0, WeightType::Q4_1, WeightType::Q4_0] {
+        let parts = [27, 28].map(|seed| weights_of(weight_type, outputs, cols, seed));
+        let part = |bytes| MatrixData { weight_type, rows: outputs, cols, bytes };
+        let pair = b.matrix(&parts.each_ref().map(|bytes| part(bytes))).unwrap();
+        let single = b.matrix(&[part(&parts[0])]).unwrap();
+        for (matrix, width) in [(pair, outputs), (single, outputs / 2)] {
+            for rows in [1, 2, 7, 70] {
+                let x = upload(b, cols, &x[..rows * cols]);
+                let mut gate_up = b.buffer(rows, 2 * width).unwrap();
+                let [mut expected, mut actual] = [(); 2].map(|()| b.buffer(rows, width).unwrap());
+                b.linear(rows, &x, &matrix, None, &mut gate_up);
+                b.silu_mul(rows, &gate_up, &mut expected);
+                b.linear_silu_mul(rows, &x, &matrix, &mut gate_up, &mut actual);
+                let [expected, actual] = [expected, actual].map(|out| to_bits(&download(b, &out, rows, width)));
+                assert_eq!(actual, expected, "{weight_type:?}, {rows} rows to {width}");
+            }
+        }
+    }
+}
+
+/// A fixed matrix.
+fn weights_of(weight_type: WeightType, outputs: usize, cols: usize, seed: u64) -> Vec<u8> {
+    let mut rng = SplitMix::new(seed);
+    match weight_type {
         WeightType::F32 => rng.normals(outputs * cols, 1.0).iter().flat_map(|x| x.to_le_bytes()).collect(),
         WeightType::BF16 => {
             rng.normals(outputs * cols, 1.0).iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect()
@@ -180,11 +214,7 @@ fn linear_of<B: Backend>(b: &B, weight_type: WeightType, cols: usize, x: &[f32])
             }
             bytes
         }
-    };
-    let matrix = b.matrix(&[MatrixData { weight_type, rows: outputs, cols, bytes: &bytes }]).unwrap();
-    let mut out = b.buffer(rows, outputs).unwrap();
-    b.linear(rows, &upload(b, cols, x), &matrix, None, &mut out);
-    download(b, &out, rows, outputs)
+    }
 }
 
 /// Bits of the results of every operation that computes, on fixed inputs.

@@ -79,9 +79,14 @@ impl PackedMatrix {
         self.parts.iter().map(Part::num_panels).sum()
     }
 
-    /// Addresses of the first bytes, at most so many, of part i of n equal parts of the panels.
+    /// Whether it is two matrices of one height, as gate and up are; a product may then go through both side by side.
+    pub(in crate::cpu) fn is_pair(&self) -> bool {
+        matches!(&self.parts[..], [gate, up] if gate.rows == up.rows)
+    }
+
+    /// Addresses of the first bytes, at most so many, of part i of n equal parts of the panels (of a pair, of each one's).
     pub(in crate::cpu) fn first_addresses(&self, (i, n): (usize, usize), most: usize) -> std::ops::Range<usize> {
-        let mut panel = i * self.num_panels() / n;
+        let mut panel = i * (if self.is_pair() { self.parts[0].num_panels() } else { self.num_panels() }) / n;
         for part in &self.parts {
             if panel < part.num_panels() {
                 let bytes = &part.data[panel * part.panel_bytes..];

@@ -60,6 +60,7 @@ pub use matrix::PackedMatrix;
 
 use super::isa::Isa;
 use super::pool::Pool;
+use super::silu::silu_mul_row;
 use crate::WeightType;
 use format::{BLOCK, Format, PANEL_ROWS, Terms};
 use kernels::Task;
@@ -110,20 +111,53 @@ pub fn gemm(
     out: &mut [f32],
     scratch: &mut GemmScratch,
 ) {
-    let (n, k) = (matrix.rows(), matrix.cols());
-    let length = |width: usize| rows.checked_mul(width).expect("a buffer of this size cannot exist");
-    let (x, out) = (&x[..length(k)], &mut out[..length(n)]);
-    assert!(bias.is_none_or(|bias| bias.len() == n), "one bias per output");
-    if rows == 0 || n == 0 {
-        return;
-    }
-    if k == 0 {
-        for row in out.chunks_exact_mut(n) {
+    assert!(bias.is_none_or(|bias| bias.len() == matrix.rows()), "one bias per output");
+    if matrix.cols() == 0 {
+        for row in out[..length(rows, matrix.rows())].chunks_exact_mut(matrix.rows().max(1)) {
             match bias {
                 Some(bias) => row.copy_from_slice(bias),
                 None => row.fill(0.0),
             }
         }
+        return;
+    }
+    multiply(context, rows, (x, out), matrix, Epilogue::Bias(bias), scratch);
+}
+
+/// `gated[r] = silu(gate) * up` with `[gate | up] = x[r] * matrix^T`, for a matrix that is a pair; `gate_up` is `[rows, N]`
+/// and holds the product afterwards, `gated` is `[rows, N / 2]`. Sixteen outputs and more are multiplied while they are in the
+/// first cache; the bits are those of the product followed by the multiplication.
+///
+/// # Panics
+/// When a slice is too short for `rows`, and when the matrix is not a pair or has no columns.
+pub(super) fn gemm_silu_mul(
+    context: Context<'_>,
+    rows: usize,
+    x: &[f32],
+    matrix: &PackedMatrix,
+    (gate_up, gated): (&mut [f32], &mut [f32]),
+    scratch: &mut GemmScratch,
+) {
+    assert!(matrix.is_pair() && matrix.cols() > 0, "gate and up are multiplied together");
+    let gated = SharedMut::new(&mut gated[..length(rows, matrix.rows() / 2)]);
+    multiply(context, rows, (x, gate_up), matrix, Epilogue::SiluMul(gated), scratch);
+}
+
+fn length(rows: usize, width: usize) -> usize {
+    rows.checked_mul(width).expect("a buffer of this size cannot exist")
+}
+
+fn multiply(
+    context: Context<'_>,
+    rows: usize,
+    (x, out): (&[f32], &mut [f32]),
+    matrix: &PackedMatrix,
+    epilogue: Epilogue<'_>,
+    scratch: &mut GemmScratch,
+) {
+    let (n, k) = (matrix.rows(), matrix.cols());
+    let (x, out) = (&x[..length(rows, k)], &mut out[..length(rows, n)]);
+    if rows == 0 || n == 0 {
         return;
     }
     let tuned = || choice::choose(&matrix.crossings, context.activations, context.isa, rows);
@@ -141,18 +175,33 @@ pub fn gemm(
         scratch.round(context.pool, tile_rows, (x, k));
     }
     let product =
-        Multiplication { choice, tile_rows, kernels, matrix, rows, x, bias, out: SharedMut::new(out), scratch };
+        Multiplication { choice, tile_rows, kernels, matrix, rows, x, epilogue, out: SharedMut::new(out), scratch };
     let bands = Bands::new(&product);
-    let num_panels = matrix.num_panels();
+    // Of a pair, a panel of each at a time.
+    let is_gated = matches!(product.epilogue, Epilogue::SiluMul(_));
+    let num_panels = if is_gated { matrix.parts[0].num_panels() } else { matrix.num_panels() };
     context.pool.run_ranges(bands.count * num_panels, bands.piece_panels, |mut items| {
         while !items.is_empty() {
             let (band, first) = (items.start / num_panels, items.start % num_panels);
             let panels = first..num_panels.min(first + items.len());
             items.start += panels.len();
             let rows = band * bands.rows..rows.min((band + 1) * bands.rows);
-            product.run(panels, rows);
+            product.run(panels.clone(), rows.clone());
+            if is_gated {
+                product.run(num_panels + panels.start..num_panels + panels.end, rows.clone());
+                product.silu_mul(context.isa, panels, rows);
+            }
         }
     });
+}
+
+/// What becomes of a product beside being stored.
+#[derive(Clone, Copy)]
+enum Epilogue<'a> {
+    /// One number per output is added.
+    Bias(Option<&'a [f32]>),
+    /// Rows of gate and up are combined into rows of half the width.
+    SiluMul(SharedMut<'a, f32>),
 }
 
 /// How a product is divided: bands of rows, each times all panels, given out in pieces of some panels.
@@ -187,12 +236,27 @@ struct Multiplication<'a> {
     matrix: &'a PackedMatrix,
     rows: usize,
     x: &'a [f32],
-    bias: Option<&'a [f32]>,
+    epilogue: Epilogue<'a>,
     out: SharedMut<'a, f32>,
     scratch: &'a GemmScratch,
 }
 
 impl Multiplication<'_> {
+    /// Combines the outputs of some panels of gate and up, which are there, in one band of rows.
+    fn silu_mul(&self, isa: Isa, panels: std::ops::Range<usize>, rows: std::ops::Range<usize>) {
+        let Epilogue::SiluMul(gated) = self.epilogue else { return };
+        let width = self.matrix.rows() / 2;
+        let first = panels.start * PANEL_ROWS;
+        let len = (panels.len() * PANEL_ROWS).min(width - first);
+        for row in rows {
+            // SAFETY: the outputs of these panels and this band belong to one item, which has written them and goes on alone.
+            unsafe {
+                let [gate, up] = [0, width].map(|part| self.out.slice(2 * width * row + part + first, len));
+                silu_mul_row(isa, gate, up, gated.slice(width * row + first, len));
+            }
+        }
+    }
+
     /// Some panels, counted through all parts, times one band of rows.
     fn run(&self, mut panels: std::ops::Range<usize>, rows: std::ops::Range<usize>) {
         let mut first = 0;
@@ -258,7 +322,10 @@ impl Multiplication<'_> {
             out: self.out.at(first_row * n + column),
             out_stride: n,
             outputs: (num_panels * PANEL_ROWS).min(part.rows - first_output),
-            bias: self.bias.map_or(std::ptr::null(), |bias| bias[column..].as_ptr()),
+            bias: match self.epilogue {
+                Epilogue::Bias(Some(bias)) => bias[column..].as_ptr(),
+                _ => std::ptr::null(),
+            },
         }
     }
 }
