@@ -113,7 +113,7 @@ impl Plan {
                 let splits = first..tile.splits.end.min(first + share);
                 if next_state > kept && next_state + splits.len() * queries > kept + most_states {
                     let next = Round { tasks: tasks.len()..0, merges: merges.len()..0 };
-                    rounds.push(close(std::mem::replace(&mut round, next), tasks, merges));
+                    rounds.push(close(&std::mem::replace(&mut round, next), tasks, merges));
                     next_state = kept;
                 }
                 let is_last = splits.end == tile.splits.end;
@@ -135,12 +135,12 @@ impl Plan {
             }
             next_kept += queries;
         }
-        rounds.push(close(round, tasks, merges));
+        rounds.push(close(&round, tasks, merges));
     }
 }
 
 /// A round of what there is up to now.
-fn close(round: Round, tasks: &[Task], merges: &[Merge]) -> Round {
+fn close(round: &Round, tasks: &[Task], merges: &[Merge]) -> Round {
     Round { tasks: round.tasks.start..tasks.len(), merges: round.merges.start..merges.len() }
 }
 
