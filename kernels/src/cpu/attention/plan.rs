@@ -26,6 +26,8 @@ pub(super) struct Plan {
     pub(super) num_states: usize,
     /// Query-key products.
     pub(super) work: usize,
+    /// Before they are divided; kept for its memory, so that a step allocates nothing.
+    tiles: Vec<Task>,
 }
 
 /// Tasks that run together, then merges that do.
@@ -65,8 +67,8 @@ pub(super) struct Merge {
 impl Plan {
     /// Divides the rows and KV heads that are `wanted` into tasks, longest first.
     pub(super) fn fill(&mut self, call: Call<'_>, threads: usize, wanted: impl Fn(usize, usize) -> bool) {
-        let Self { tasks, work, .. } = self;
-        tasks.clear();
+        let Self { tiles, work, .. } = self;
+        tiles.clear();
         *work = 0;
         let (step, num_kv_heads, group) = (call.step, call.params.heads.num_kv_heads, call.group());
         let tile_rows = (TILE_QUERIES / group).max(1);
@@ -82,7 +84,7 @@ impl Plan {
                     let splits = 0..num_keys.div_ceil(KV_SPLIT);
                     total_splits += splits.len();
                     *work += (last + 1 - first) * group * num_keys;
-                    tasks.push(Task { span: span_index, kv_head, rows: first..last + 1, splits, states: None });
+                    tiles.push(Task { span: span_index, kv_head, rows: first..last + 1, splits, states: None });
                 }
             }
         }
@@ -96,17 +98,17 @@ impl Plan {
 
     /// Divides tiles with more splits than the share of a task into tasks that leave states, and these into rounds.
     fn divide(&mut self, share: usize, most_states: usize, group: usize) {
-        let Self { tasks, merges, rounds, num_states, .. } = self;
+        let Self { tiles, tasks, merges, rounds, num_states, .. } = self;
+        tasks.clear();
         merges.clear();
         rounds.clear();
         // Tiles that are one task run beside the first round.
-        tasks.sort_by_key(|task| task.splits.len() > share);
-        let num_whole = tasks.partition_point(|task| task.splits.len() <= share);
-        let divided = tasks.split_off(num_whole);
-        let kept = divided.iter().map(|tile| tile.rows.len() * group).sum();
+        tasks.extend(tiles.iter().filter(|tile| tile.splits.len() <= share).cloned());
+        let divided = || tiles.iter().filter(|tile| tile.splits.len() > share);
+        let kept = divided().map(|tile| tile.rows.len() * group).sum();
         *num_states = kept;
         let (mut round, mut next_kept, mut next_state) = (Round::default(), 0, kept);
-        for tile in divided {
+        for tile in divided() {
             let queries = tile.rows.len() * group;
             let share = share.min((TASK_STATES / queries).max(1));
             for first in tile.splits.clone().step_by(share) {
