@@ -38,6 +38,8 @@ pub struct Timings {
 pub struct Usage {
     /// Tokens of the prompt, counted once however many choices share it.
     pub prompt_tokens: usize,
+    /// Of those, the ones that the prefix cache spared.
+    pub cached_tokens: usize,
     /// Tokens generated in all choices together, an end-of-generation token included.
     pub completion_tokens: usize,
     /// Where the time went.
@@ -45,7 +47,7 @@ pub struct Usage {
 }
 
 /// Why an accepted request ended without its answer.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum EngineError {
     /// The runner returned an error for the step that this request was part of.
     #[error("the model failed while computing this request: {0}; try again")]
@@ -61,6 +63,9 @@ pub enum EngineError {
         /// What was found.
         reason: String,
     },
+    /// It took longer than it was given.
+    #[error("the request was not done {0} s after it was submitted, which is its time limit")]
+    TimedOut(f64),
     /// The engine was stopped before the request was done.
     #[error("the engine was stopped before this request was done")]
     Stopped,

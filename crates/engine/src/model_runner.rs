@@ -26,6 +26,14 @@ impl<B: Backend> Runner for ModelRunner<B> {
         Ok(())
     }
 
+    fn identity(&self) -> String {
+        String::new()
+    }
+
+    fn copy_block(&mut self, _from: u32, _to: u32) -> Result<(), RunnerError> {
+        Err(RunnerError("not there yet".to_owned()))
+    }
+
     fn recomputed_rows(&self) -> u64 {
         self.0.recomputed_rows()
     }

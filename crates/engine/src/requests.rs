@@ -2,7 +2,7 @@
 
 use crate::scheduler::SequenceId;
 use crate::{Event, Request, Timings, Usage};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 
 /// A request on its way to the engine thread.
@@ -21,7 +21,13 @@ pub(crate) struct ActiveRequest {
     pub(crate) events: UnboundedSender<Event>,
     /// Its choices that are not finished.
     pub(crate) unfinished: Vec<SequenceId>,
+    /// Choices that begin when the prompt is computed, from the blocks of the first.
+    pub(crate) unborn: Vec<SequenceId>,
+    /// Whether it has not begun to run.
+    pub(crate) is_queued: bool,
+    timeout: Option<Duration>,
     prompt_tokens: usize,
+    cached_tokens: usize,
     completion_tokens: usize,
     submitted: Instant,
     started: Option<Instant>,
@@ -29,16 +35,36 @@ pub(crate) struct ActiveRequest {
 }
 
 impl ActiveRequest {
-    pub(crate) fn new(events: UnboundedSender<Event>, prompt_tokens: usize, submitted: Instant) -> Self {
+    pub(crate) fn new(events: UnboundedSender<Event>, request: &Request, submitted: Instant) -> Self {
         ActiveRequest {
             events,
             unfinished: Vec::new(),
-            prompt_tokens,
+            unborn: Vec::new(),
+            is_queued: true,
+            timeout: request.timeout,
+            prompt_tokens: request.prompt_tokens.len(),
+            cached_tokens: 0,
             completion_tokens: 0,
             submitted,
             started: None,
             first_token: None,
         }
+    }
+
+    /// Tokens of its prompt.
+    pub(crate) fn prompt_tokens(&self) -> usize {
+        self.prompt_tokens
+    }
+
+    /// Notes that it begins to run, and how many tokens of its prompt the prefix cache had.
+    pub(crate) fn note_admitted(&mut self, cached_tokens: usize) {
+        self.is_queued = false;
+        self.cached_tokens = cached_tokens;
+    }
+
+    /// How long it was given, if that is over at `now`.
+    pub(crate) fn timed_out(&self, now: Instant) -> Option<Duration> {
+        self.timeout.filter(|&timeout| now.duration_since(self.submitted) >= timeout)
     }
 
     /// Notes that a step beginning at `now` computes some of it.
@@ -63,6 +89,7 @@ impl ActiveRequest {
         let first_token = self.first_token.unwrap_or(now);
         Usage {
             prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached_tokens,
             completion_tokens: self.completion_tokens,
             timings: Timings {
                 queue_s: started.duration_since(self.submitted).as_secs_f64(),
@@ -77,7 +104,6 @@ impl ActiveRequest {
 mod tests {
     use super::*;
     use crate::EventStream;
-    use std::time::Duration;
 
     #[test]
     fn timings_split_the_life_of_a_request() {
@@ -85,13 +111,18 @@ mod tests {
         let base = at(0);
         let after = |ms| base + Duration::from_millis(ms);
         let (events, _stream) = EventStream::channel();
-        let mut request = ActiveRequest::new(events, 7, base);
+        let asked =
+            Request { prompt_tokens: vec![1; 7], timeout: Some(Duration::from_millis(60)), ..Request::default() };
+        let mut request = ActiveRequest::new(events, &asked, base);
+        request.note_admitted(3);
+        assert_eq!(request.timed_out(after(59)), None);
+        assert_eq!(request.timed_out(after(60)), asked.timeout);
         request.note_step(after(10));
         request.note_step(after(20));
         request.note_token(after(30));
         request.note_token(after(70));
         let usage = request.usage(after(70));
-        assert_eq!((usage.prompt_tokens, usage.completion_tokens), (7, 2));
+        assert_eq!((usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens), (7, 3, 2));
         assert_eq!(usage.timings, Timings { queue_s: 0.01, prefill_s: 0.02, decode_s: 0.04 });
     }
 }

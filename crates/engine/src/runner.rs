@@ -82,6 +82,13 @@ pub trait Runner: Send {
     /// `logits` one row for each slice that asks for one, in order.
     fn run(&mut self, step: &[SequenceSlice<'_>], logits: &mut LogitsBuffer) -> Result<(), RunnerError>;
 
+    /// Everything that the contents of a block depend on besides tokens: the model, how it is computed, how keys and values
+    /// are stored.
+    fn identity(&self) -> String;
+
+    /// Copies the contents of block `from` to block `to`.
+    fn copy_block(&mut self, from: u32, to: u32) -> Result<(), RunnerError>;
+
     /// (row, head) pairs of attention that were computed a second time since the start, because the fixed reference of their
     /// softmax did not fit.
     fn recomputed_rows(&self) -> u64 {

@@ -1,5 +1,6 @@
 //! One choice of a request while it is generated: its tokens, and the way from a new token to text.
 
+use crate::speculation::{Acceptance, Guess, Lookup};
 use crate::{Event, FinishReason, Sampler, SamplingParams};
 use std::sync::Arc;
 use taper_text::{Detokenizer, StopMatcher, Tokenizer};
@@ -12,6 +13,12 @@ pub(crate) struct Sequence {
     pub(crate) tokens: Vec<u32>,
     /// Chooses its tokens.
     pub(crate) sampler: Sampler,
+    /// What may follow; the next step may verify it.
+    pub(crate) guess: Guess,
+    /// Where guesses come from.
+    pub(crate) lookup: Lookup,
+    /// How good they are.
+    pub(crate) acceptance: Acceptance,
     choice: usize,
     max_len: usize,
     ignore_eos: bool,
@@ -24,6 +31,8 @@ pub(crate) struct Sequence {
 
 /// What a new token did to its sequence.
 pub(crate) struct Accepted {
+    /// The token; of a sequence that was cut, its last.
+    pub(crate) token: u32,
     /// News for the client, if there is any.
     pub(crate) event: Option<Event>,
     /// Whether the sequence is complete.
@@ -40,12 +49,16 @@ impl Sequence {
         sampler: Sampler,
         tokenizer: &Arc<Tokenizer>,
     ) -> Self {
+        let lookup = Lookup::new(&prompt);
         Sequence {
             request,
             // Made first: it looks at the end of the prompt that the next line takes.
             detokenizer: Detokenizer::continuing(Arc::clone(tokenizer), &prompt),
             tokens: prompt,
             sampler,
+            guess: Guess::default(),
+            lookup,
+            acceptance: Acceptance::default(),
             choice,
             max_len,
             ignore_eos: params.ignore_eos,
@@ -58,6 +71,7 @@ impl Sequence {
     /// Appends a generated token and says what follows from it.
     pub(crate) fn accept(&mut self, token: u32) -> Accepted {
         self.tokens.push(token);
+        self.lookup.push(token);
         self.unsent.push(token);
         if !self.ignore_eos && self.tokenizer.end_of_generation().contains(&token) {
             return self.finish(FinishReason::Stop, String::new());
@@ -75,7 +89,12 @@ impl Sequence {
             text: shown.text,
             tokens: std::mem::take(&mut self.unsent),
         });
-        Accepted { event, is_finished: false }
+        Accepted { token, event, is_finished: false }
+    }
+
+    /// How many more tokens it may have.
+    pub(crate) fn room(&self) -> usize {
+        self.max_len - self.tokens.len()
     }
 
     /// Ends the sequence where it is, because it can hold no more tokens.
@@ -97,6 +116,11 @@ impl Sequence {
 
     fn finished_event(&mut self, reason: FinishReason, text: String) -> Accepted {
         let tokens = std::mem::take(&mut self.unsent);
-        Accepted { event: Some(Event::Finished { choice: self.choice, reason, text, tokens }), is_finished: true }
+        let token = self.tokens.last().copied().unwrap_or_default();
+        Accepted {
+            token,
+            event: Some(Event::Finished { choice: self.choice, reason, text, tokens }),
+            is_finished: true,
+        }
     }
 }

@@ -262,6 +262,17 @@ impl Runner for StubRunner {
         self.limits
     }
 
+    fn identity(&self) -> String {
+        "stub".to_owned()
+    }
+
+    fn copy_block(&mut self, from: u32, to: u32) -> Result<(), RunnerError> {
+        let size = self.limits.block_size;
+        let [from, to] = [from, to].map(|block| block as usize * size);
+        self.cache.copy_within(from..from + size, to);
+        Ok(())
+    }
+
     fn run(&mut self, step: &[SequenceSlice<'_>], logits: &mut LogitsBuffer) -> Result<(), RunnerError> {
         if let Some(gate) = &self.gate {
             gate.pass();

@@ -122,7 +122,7 @@ fn a_runner_that_gives_too_few_rows_fails_the_step() {
 
 fn check_refused(prompt_tokens: Vec<u32>, sampling: SamplingParams, expected: &SubmitError) {
     let engine = start(StubRunner::new(limits(), |_| 0));
-    let refused = engine.submit(taper_engine::Request { prompt_tokens, sampling });
+    let refused = engine.submit(taper_engine::Request { prompt_tokens, sampling, ..taper_engine::Request::default() });
     assert_eq!(refused.err().as_ref(), Some(expected));
     assert_eq!(engine.status().queued, 0);
 }

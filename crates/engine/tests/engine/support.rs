@@ -73,7 +73,7 @@ pub(crate) fn chaotic(limits: RunnerLimits) -> StubRunner {
 }
 
 pub(crate) fn request(prompt: &str, sampling: SamplingParams) -> Request {
-    Request { prompt_tokens: bytes(prompt), sampling }
+    Request { prompt_tokens: bytes(prompt), sampling, ..Request::default() }
 }
 
 pub(crate) fn greedy(prompt: &str, max_tokens: usize) -> Request {
