@@ -146,7 +146,11 @@ impl Scheduler {
     /// batch has room, else it waits, without blocks.
     pub fn fork(&mut self, entry: &StepEntry, id: SequenceId, chosen: u32) {
         let from = &self.sequences[&entry.sequence];
-        assert_eq!(entry.tokens.end, from.num_tokens(), "a sequence forks where its known tokens end");
+        assert_eq!(
+            entry.tokens.end,
+            from.num_tokens(),
+            "a sequence forks where its known tokens end, before any guess"
+        );
         let mut state = from.forked();
         let is_running = from.is_running && self.running.len() < self.config.max_batch;
         if is_running {

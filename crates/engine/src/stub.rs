@@ -297,6 +297,7 @@ impl StubRunner {
 
     /// Checks that every key that the slice sees was computed after the tokens that it sees before it.
     fn check_pasts(&self, slice: &SequenceSlice<'_>, tokens: &[u32]) {
+        assert_eq!(&tokens[slice.start..], slice.tokens, "another sequence wrote to the same block");
         for (position, key) in keys(tokens).enumerate() {
             let is_own = self.cache[self.slot(slice, position)] == Some(key);
             assert!(

@@ -7,7 +7,11 @@ use crate::speculation::{Guess, MAX_GUESSES, choose_guesses};
 impl Worker {
     /// Guesses what follows the decoding sequences, and has those guesses verified that are expected to pay.
     pub(super) fn guess(&mut self) {
-        let decoding: Vec<SequenceId> = self.scheduler.decoding().collect();
+        // A sequence that others are about to fork from has no guesses: they share blocks up to its known tokens.
+        let is_single = |id: &SequenceId| {
+            self.requests.get(&self.sequences[id].request).is_some_and(|request| request.unborn.is_empty())
+        };
+        let decoding: Vec<SequenceId> = self.scheduler.decoding().filter(is_single).collect();
         let mut chances = Vec::with_capacity(decoding.len());
         for id in &decoding {
             let sequence = self.sequences.get_mut(id).expect("the scheduler knows the same sequences");
