@@ -27,6 +27,8 @@ pub struct LoadOptions {
     /// Blocks of the KV cache, shared by all sequences. None: up to four full contexts, as far as a quarter of the free
     /// memory holds them, and never less than one.
     pub num_blocks: Option<usize>,
+    /// Bytes of the KV cache, of which whole blocks are made, where `num_blocks` says nothing.
+    pub kv_cache_bytes: Option<usize>,
     /// Most rows (tokens of all sequences) of one step.
     pub max_rows: usize,
     /// Most rows of one step that need logits.
@@ -42,6 +44,7 @@ impl Default for LoadOptions {
         LoadOptions {
             context_len: None,
             num_blocks: None,
+            kv_cache_bytes: None,
             max_rows: 512,
             max_logit_rows: 64,
             kv_dtype: KvDtype::default(),

@@ -115,6 +115,7 @@ struct Inner {
     thread: Mutex<Option<JoinHandle<()>>>,
     ended: watch::Receiver<()>,
     limits: RunnerLimits,
+    kv_cache_bytes: usize,
     max_live: usize,
     max_queued_tokens: usize,
 }
@@ -149,6 +150,7 @@ impl Engine {
             live: AtomicUsize::new(0),
             queued_tokens: AtomicUsize::new(0),
         });
+        let kv_cache_bytes = num_blocks.saturating_mul(runner.block_bytes());
         let (commands, receiver) = channel();
         let (ends, ended) = watch::channel(());
         let worker = Worker::new(runner, tokenizer, scheduler, config, receiver, Arc::clone(&shared));
@@ -167,6 +169,7 @@ impl Engine {
             thread: Mutex::new(thread.ok()),
             ended,
             limits,
+            kv_cache_bytes,
             max_live: max_batch.saturating_add(config.max_queued),
             max_queued_tokens: config.max_queued_tokens,
         }))
@@ -219,6 +222,11 @@ impl EngineHandle {
     /// the KV cache holds less.
     pub fn limits(&self) -> RunnerLimits {
         self.0.limits
+    }
+
+    /// Bytes of all blocks of the KV cache.
+    pub fn kv_cache_bytes(&self) -> usize {
+        self.0.kv_cache_bytes
     }
 
     /// What the engine is doing.
