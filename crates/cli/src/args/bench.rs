@@ -66,7 +66,7 @@ impl BenchOutputArgs {
 /// What computes, where no model is loaded.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ComputeArgs {
-    /// Threads that compute [default: all cores].
+    /// Threads that compute [default: one per performance core; `taper doctor` lists them].
     #[arg(long, short = 't', value_name = "N", env = "TAPER_THREADS", value_parser = positive)]
     pub(crate) threads: Option<usize>,
 
