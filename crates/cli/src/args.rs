@@ -67,7 +67,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, short = 'm', value_name = "NAME", default_value = taper_hub::DEFAULT_MODEL, env = "TAPER_MODEL")]
     pub(crate) model: String,
 
-    /// Threads that compute [default: all cores].
+    /// Threads that compute [default: one per performance core; `taper doctor` lists them].
     #[arg(long, short = 't', value_name = "N", env = "TAPER_THREADS", value_parser = positive)]
     pub(crate) threads: Option<usize>,
 
