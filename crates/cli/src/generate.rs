@@ -125,6 +125,7 @@ impl Generator {
                         answer.finish_reason = Some(reason);
                         (text, tokens)
                     }
+                    Some(Event::PromptLogprobs(_)) => continue,
                     Some(Event::Done(usage)) => {
                         answer.timings = Some(usage.timings);
                         return Ok(answer);

@@ -63,6 +63,7 @@ impl ActiveRequest {
         let first_token = self.first_token.unwrap_or(now);
         Usage {
             prompt_tokens: self.prompt_tokens,
+            cached_tokens: 0,
             completion_tokens: self.completion_tokens,
             timings: Timings {
                 queue_s: started.duration_since(self.submitted).as_secs_f64(),

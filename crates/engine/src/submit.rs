@@ -69,6 +69,7 @@ impl Request {
     pub(crate) fn check(&self, limits: RunnerLimits, max_choices: usize) -> Result<(), SubmitError> {
         let RunnerLimits { context_len, vocab_size, .. } = limits;
         self.sampling.validate()?;
+        self.sampling.check_tokens(vocab_size)?;
         if self.sampling.n > max_choices {
             let message = format!("must be at most {max_choices} on this server, not {}", self.sampling.n);
             return Err(SubmitError::InvalidParam { param: "n", message });

@@ -132,7 +132,8 @@ impl Worker {
         let room = self.context_len - prompt.len();
         let max_len = prompt.len() + request.sampling.max_tokens.map_or(room, |max| max.min(room));
         let mut active = ActiveRequest::new(events, prompt.len(), submitted);
-        for (choice, sampler) in Sampler::for_choices(&request.sampling).into_iter().enumerate() {
+        let samplers = Sampler::for_choices(&request.sampling, &prompt, self.tokenizer.end_of_generation());
+        for (choice, sampler) in samplers.into_iter().enumerate() {
             let id = SequenceId(self.num_sequences);
             self.num_sequences += 1;
             self.scheduler.add(id, prompt.len());

@@ -99,8 +99,8 @@ impl Worker {
         let (logits, scratch) = (self.logits.row(row), &mut self.scratch);
         // A panic in here, say of the tokenizer on a strange vocabulary, costs one request and not the engine.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let token = sequence.sampler.sample(logits, scratch)?;
-            Ok::<_, InvalidLogits>(sequence.accept(token))
+            let sampled = sequence.sampler.sample(logits, None, scratch)?;
+            Ok::<_, InvalidLogits>(sequence.accept(sampled))
         }));
         let now = Instant::now();
         match outcome {
