@@ -38,7 +38,7 @@ impl Parameters {
             return Err(ApiError::model_not_found(&show(&Value::String(name)), &served.model.id));
         }
         let newer = fields.integer("max_completion_tokens", 1..=i64::MAX)?;
-        let older = fields.integer("max_tokens", 0..=i64::MAX)?;
+        let older = fields.integer("max_tokens", 1..=i64::MAX)?;
         let count = |n: i64| usize::try_from(n).unwrap_or(usize::MAX);
         let vllms = number(fields, "repetition_penalty", 0.01, 100.0)?;
         let llama_cpps = number(fields, "repeat_penalty", 0.01, 100.0)?;

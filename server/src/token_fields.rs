@@ -63,7 +63,9 @@ pub(crate) fn bad_words(fields: &mut Fields, tokenizer: &Tokenizer) -> Result<Ve
     for item in items {
         let word = match &item {
             Value::String(word) if !word.trim().is_empty() && word.len() <= MAX_STOP_BYTES => word.trim_start(),
-            _ => return refuse(format!("a bad word must have 1 to {MAX_STOP_BYTES} bytes, got {}", show(&item))),
+            _ => {
+                return refuse(format!("each of bad_words must have 1 to {MAX_STOP_BYTES} bytes, got {}", show(&item)));
+            }
         };
         for text in [word.to_owned(), format!(" {word}")] {
             let options = EncodeOptions { parse_special: true, add_bos: false };
