@@ -153,7 +153,7 @@ impl EngineHandle {
         }
         inner.shared.live.fetch_add(num_choices, Ordering::AcqRel);
         let submission = Submission { request, events, submitted: Instant::now() };
-        door.commands.send(Command::Submit(submission)).map_err(|_| {
+        door.commands.send(Command::Submit(Box::new(submission))).map_err(|_| {
             inner.shared.live.fetch_sub(num_choices, Ordering::AcqRel);
             SubmitError::Failed("its thread has ended; restart the program".to_owned())
         })?;

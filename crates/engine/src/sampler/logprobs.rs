@@ -34,16 +34,19 @@ impl TokenLogprobs {
     }
 }
 
-/// `ln sum(exp(logit - max))`; each term is a float32, the sum a float64.
+/// `ln sum(exp(logit - max))`. Float32 within blocks of 64, four terms to a lane; float64 from there.
 fn log_total(logits: &[f32], max: f32) -> f64 {
     const LANES: usize = 16;
-    let mut sums = [0.0f64; LANES];
-    for chunk in logits.chunks(LANES) {
-        for (sum, &logit) in sums.iter_mut().zip(chunk) {
-            *sum += f64::from(exp_negative(logit - max));
+    let sum_block = |block: &[f32]| {
+        let mut sums = [0.0f32; LANES];
+        for row in block.chunks(LANES) {
+            for (sum, &logit) in sums.iter_mut().zip(row) {
+                *sum += exp_negative(logit - max);
+            }
         }
-    }
-    sums.iter().sum::<f64>().ln()
+        sums.iter().map(|&sum| f64::from(sum)).sum::<f64>()
+    };
+    logits.chunks(4 * LANES).map(sum_block).sum::<f64>().ln()
 }
 
 fn rank(logits: &[f32], token: u32) -> usize {

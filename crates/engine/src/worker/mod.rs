@@ -22,7 +22,7 @@ mod step;
 /// What handles ask of the engine thread.
 pub(crate) enum Command {
     /// Take a request.
-    Submit(Submission),
+    Submit(Box<Submission>),
     /// Finish all requests, then end.
     Drain,
     /// Fail all requests, then end.
@@ -114,7 +114,7 @@ impl Worker {
             }
             let command = if is_idle { self.commands.recv().ok() } else { self.commands.try_recv().ok() };
             match command {
-                Some(Command::Submit(submission)) => self.accept(submission),
+                Some(Command::Submit(submission)) => self.accept(*submission),
                 Some(Command::Drain) => self.is_closing = true,
                 Some(Command::Stop) => return false,
                 // Nothing to take. An idle engine only hears this when no handle is left; a busy one goes on for those who

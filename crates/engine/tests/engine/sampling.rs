@@ -22,8 +22,9 @@ fn answer(sampling: SamplingParams) -> Answer {
 }
 
 fn check(sampling: SamplingParams, text: &str, reason: FinishReason) {
-    let answer = answer(sampling.clone());
-    assert_eq!((answer.text(), answer.reason()), (text, reason), "{sampling:?}");
+    let asked = format!("{sampling:?}");
+    let answer = answer(sampling);
+    assert_eq!((answer.text(), answer.reason()), (text, reason), "{asked}");
 }
 
 #[test]

@@ -44,7 +44,8 @@ fn expected(
         params.bad_words.iter().any(completes) || (is_end && generated.len() < params.min_tokens)
     };
     let rows = |bans: bool| -> Vec<f64> {
-        let row = |token| if is_allowed(token) && !(bans && is_banned(token)) { penalised(token) } else { f64::NEG_INFINITY };
+        let row =
+            |token| if is_allowed(token) && !(bans && is_banned(token)) { penalised(token) } else { f64::NEG_INFINITY };
         (0..NUM_TOKENS).map(row).collect()
     };
     let with_bans = rows(true);

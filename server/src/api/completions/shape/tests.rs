@@ -113,7 +113,7 @@ fn a_prompt_that_begins_with_an_added_token_begins_at_the_text() {
     let bos = tokenizer.bos().expect("the tiny vocabulary names one");
     let prompt = [vec![bos], tokens("hi")].concat();
     for (text, offsets) in [("hi", [0, 0, 1]), (&format!("{}hi", tokenizer.bos_text()), [0, 13, 14])] {
-        let completion = Completion::new(&tokenizer, &parameters, &[prompt.clone()], vec![text.to_owned()]);
+        let completion = Completion::new(&tokenizer, &parameters, std::slice::from_ref(&prompt), vec![text.to_owned()]);
         let logprobs = completion.echo_logprobs(0).unwrap().into_json();
         assert_eq!(logprobs["text_offset"], json!(offsets), "{text}");
     }
