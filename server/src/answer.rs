@@ -1,15 +1,16 @@
 //! The parts of an answer that both generating endpoints share: its envelope, its usage, and the whole answer in one body.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use axum::Json;
 use axum::http::HeaderValue;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use taper_engine::FinishReason;
+use taper_engine::{FinishReason, TokenLogprobs};
 
 use crate::errors::ApiError;
-use crate::generation::{Generation, Output, Totals};
+use crate::generation::{Generation, Output, Piece, Totals};
 use crate::parameters::Parameters;
 use crate::sse;
 use crate::state::ServedModel;
@@ -23,14 +24,22 @@ pub(crate) trait Shape: Send + Unpin + 'static {
     /// What ids begin with.
     const ID_PREFIX: &'static str;
 
+    /// Whether the first chunks need what [`Shape::prompt_logprobs`] brings.
+    fn awaits_prompt(&self) -> bool {
+        false
+    }
+    /// Takes what the model thought of a prompt.
+    fn prompt_logprobs(&mut self, prompt: usize, logprobs: Vec<Option<TokenLogprobs>>);
     /// The first chunk of a choice, if it has one before the text.
-    fn opening(&self, choice: usize) -> Option<Value>;
+    fn opening(&mut self, choice: usize) -> Option<Value>;
     /// A chunk of text.
-    fn delta(&self, choice: usize, text: &str) -> Value;
-    /// The last chunk of a choice.
-    fn ending(&self, choice: usize, reason: FinishReason) -> Value;
+    fn delta(&mut self, choice: usize, piece: &Piece) -> Value;
+    /// The last chunk of a choice, with the tokens that came after its text.
+    fn ending(&mut self, choice: usize, reason: FinishReason, rest: &Piece) -> Value;
     /// A choice of a whole answer.
-    fn whole(&self, choice: usize, text: &str, reason: FinishReason) -> Value;
+    fn whole(&mut self, choice: usize, reason: FinishReason, piece: &Piece) -> Value;
+    /// Adds what stands beside the choices, in a whole answer or the first chunk of a stream.
+    fn complete(&self, _body: &mut Value) {}
 }
 
 /// The fields that all chunks of one answer have in common.
@@ -72,7 +81,7 @@ pub(crate) fn usage(totals: &Totals) -> Value {
         "prompt_tokens": totals.prompt_tokens,
         "completion_tokens": totals.completion_tokens,
         "total_tokens": totals.prompt_tokens + totals.completion_tokens,
-        "prompt_tokens_details": { "cached_tokens": 0 },
+        "prompt_tokens_details": { "cached_tokens": totals.cached_tokens },
         "completion_tokens_details": { "reasoning_tokens": 0 },
     })
 }
@@ -117,7 +126,7 @@ pub(crate) async fn send<S: Shape>(
     let mut response = if parameters.stream {
         sse::respond(shape, envelope, generation, parameters.include_usage, context.keep_alive).await?
     } else {
-        Json(collect(&shape, &envelope, generation).await?).into_response()
+        Json(collect(shape, &envelope, generation, parameters.num_choices).await?).into_response()
     };
     if !context.ignored.is_empty()
         && let Ok(names) = HeaderValue::from_str(&context.ignored.join(", "))
@@ -127,30 +136,50 @@ pub(crate) async fn send<S: Shape>(
     Ok(response)
 }
 
-/// Waits for the whole answer.
-async fn collect<S: Shape>(shape: &S, envelope: &Envelope, mut generation: Generation) -> Result<Value, ApiError> {
-    let mut texts = vec![String::new(); generation.num_choices()];
-    let mut reasons = vec![None; texts.len()];
+/// Waits for the whole answer. Where more choices are generated than answered with, the most probable by token win.
+async fn collect<S: Shape>(
+    mut shape: S,
+    envelope: &Envelope,
+    mut generation: Generation,
+    num_choices: usize,
+) -> Result<Value, ApiError> {
+    let mut pieces = vec![Piece::default(); generation.num_choices()];
+    let mut reasons = vec![None; pieces.len()];
     let mut totals = Totals::default();
     while let Some(output) = generation.next().await {
         match output? {
-            Output::Text { choice, text } => texts[choice].push_str(&text),
-            Output::Finished { choice, reason, text } => {
-                texts[choice].push_str(&text);
+            Output::PromptLogprobs { prompt, logprobs } => shape.prompt_logprobs(prompt, logprobs),
+            Output::Text { choice, piece } => pieces[choice].append(piece),
+            Output::Finished { choice, reason, piece } => {
+                pieces[choice].append(piece);
                 reasons[choice] = Some(reason);
             }
             Output::Totals(all) => totals = all,
         }
     }
-    let mut choices = Vec::with_capacity(texts.len());
-    for (choice, (text, reason)) in texts.iter().zip(reasons).enumerate() {
-        let reason = reason.ok_or_else(|| ApiError::internal("the engine left a choice unfinished"))?;
-        choices.push(shape.whole(choice, text, reason));
+    let mut choices = Vec::new();
+    for prompt in 0..generation.num_prompts() {
+        for generated in best(&pieces, generation.choices_of(prompt), num_choices) {
+            let reason = reasons[generated].ok_or_else(|| ApiError::internal("the engine left a choice unfinished"))?;
+            choices.push(shape.whole(choices.len(), reason, &pieces[generated]));
+        }
     }
     let mut body = envelope.wrap(S::OBJECT, choices);
+    shape.complete(&mut body);
     body["usage"] = usage(&totals);
     if let Some(timings) = timings(&totals) {
         body["timings"] = timings;
     }
     Ok(body)
+}
+
+/// The `num` of these choices that the model finds most probable per token, best first; all of them in their own order when
+/// there are no more.
+fn best(pieces: &[Piece], choices: Range<usize>, num: usize) -> Vec<usize> {
+    let mut ranked: Vec<usize> = choices.collect();
+    if ranked.len() > num {
+        ranked.sort_by(|&a, &b| pieces[b].mean_logprob().total_cmp(&pieces[a].mean_logprob()));
+        ranked.truncate(num);
+    }
+    ranked
 }

@@ -57,6 +57,12 @@ impl Fields {
         self.object.remove(field).filter(|value| !value.is_null())
     }
 
+    /// Removes a field that is 0; whether it was.
+    pub(crate) fn take_zero(&mut self, field: &str) -> bool {
+        let is_zero = self.object.get(field).is_some_and(|value| value.as_f64() == Some(0.0));
+        is_zero && self.object.remove(field).is_some()
+    }
+
     /// The fields that nobody took.
     pub(crate) fn into_rest(self) -> Map<String, Value> {
         self.object

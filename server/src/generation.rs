@@ -4,17 +4,20 @@
 //! The body of the response owns the [`Generation`]; dropping it drops the event streams, which cancels the sequences.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use taper_engine::{
-    EngineError, EngineHandle, Event, EventStream, FinishReason, Request, SamplingParams, SubmitError, Timings, Usage,
+    EngineError, EngineHandle, Event, EventStream, FinishReason, Request, SamplingParams, SubmitError, Timings,
+    TokenLogprobs, Usage,
 };
 use tokio::time::Sleep;
 
 use crate::errors::ApiError;
+use crate::parameters::Parameters;
 use crate::state::{ActiveGuard, Served};
 
 /// Prompts of one request that are at the engine at once; a larger batch must not fill the queue for everyone.
@@ -26,16 +29,51 @@ const QUEUE_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Totals {
     pub(crate) prompt_tokens: usize,
+    pub(crate) cached_tokens: usize,
     pub(crate) completion_tokens: usize,
     /// Where the time went; only for one prompt, since prompts of a batch overlap.
     pub(crate) timings: Option<Timings>,
 }
 
+/// Text of a choice, the tokens it came with, and their log-probabilities if they were asked for.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Piece {
+    pub(crate) text: String,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) logprobs: Vec<TokenLogprobs>,
+}
+
+impl Piece {
+    pub(crate) fn append(&mut self, next: Piece) {
+        self.text.push_str(&next.text);
+        self.tokens.extend(next.tokens);
+        self.logprobs.extend(next.logprobs);
+    }
+
+    /// How probable the model found the text, per token. Every token had its log-probability asked for.
+    pub(crate) fn mean_logprob(&self) -> f64 {
+        let sum: f64 = self.logprobs.iter().map(|found| f64::from(found.logprob)).sum();
+        sum / self.logprobs.len().max(1) as f64
+    }
+}
+
 /// One piece of an answer.
 #[derive(Debug)]
 pub(crate) enum Output {
-    Text { choice: usize, text: String },
-    Finished { choice: usize, reason: FinishReason, text: String },
+    /// Before all text of the prompt's choices.
+    PromptLogprobs {
+        prompt: usize,
+        logprobs: Vec<Option<TokenLogprobs>>,
+    },
+    Text {
+        choice: usize,
+        piece: Piece,
+    },
+    Finished {
+        choice: usize,
+        reason: FinishReason,
+        piece: Piece,
+    },
     Totals(Totals),
 }
 
@@ -49,6 +87,9 @@ pub(crate) struct Generation {
     engine: EngineHandle,
     prompt_param: &'static str,
     sampling: SamplingParams,
+    priority: i32,
+    cache_salt: Option<String>,
+    prompt_only: bool,
     num_prompts: usize,
     waiting: VecDeque<(usize, Vec<u32>)>,
     running: Vec<Running>,
@@ -66,7 +107,7 @@ impl Generation {
     pub(crate) fn start(
         served: &Arc<Served>,
         prompts: Vec<Vec<u32>>,
-        sampling: SamplingParams,
+        parameters: &Parameters,
         prompt_param: &'static str,
         active: ActiveGuard,
     ) -> Result<Self, ApiError> {
@@ -81,7 +122,10 @@ impl Generation {
         let mut generation = Self {
             engine,
             prompt_param,
-            sampling,
+            sampling: parameters.sampling.clone(),
+            priority: parameters.priority,
+            cache_salt: parameters.cache_salt.clone(),
+            prompt_only: parameters.prompt_only,
             num_prompts: prompts.len(),
             waiting: prompts.into_iter().enumerate().collect(),
             running: Vec::new(),
@@ -96,9 +140,19 @@ impl Generation {
         Ok(generation)
     }
 
-    /// How many choices the answer has.
+    /// How many choices are generated.
     pub(crate) fn num_choices(&self) -> usize {
         self.num_prompts * self.sampling.n
+    }
+
+    /// How many prompts there are.
+    pub(crate) fn num_prompts(&self) -> usize {
+        self.num_prompts
+    }
+
+    /// The choices of a prompt.
+    pub(crate) fn choices_of(&self, prompt: usize) -> Range<usize> {
+        prompt * self.sampling.n..(prompt + 1) * self.sampling.n
     }
 
     /// Submits prompts until the window is full. A full queue refuses a request that has not begun, and makes one that has
@@ -107,7 +161,13 @@ impl Generation {
         while self.running.len() < MAX_IN_FLIGHT
             && let Some((prompt, tokens)) = self.waiting.pop_front()
         {
-            let request = Request { prompt_tokens: tokens.clone(), sampling: self.sampling.clone() };
+            let request = Request {
+                prompt_tokens: tokens.clone(),
+                sampling: self.sampling.clone(),
+                priority: self.priority,
+                cache_salt: self.cache_salt.clone(),
+                timeout: None,
+            };
             match self.engine.submit(request) {
                 Ok(events) => self.running.push(Running { prompt, events }),
                 Err(SubmitError::QueueFull { .. }) if prompt > 0 => {
@@ -155,7 +215,8 @@ impl Generation {
         }
     }
 
-    /// The next event of any running prompt; `Ready(None)` when a prompt is done and another may begin.
+    /// The next event of any running prompt; `Ready(None)` when it is none for the client: a prompt is done, and another may
+    /// begin.
     fn poll_running(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Output, ApiError>>> {
         for step in 0..self.running.len() {
             let index = (self.turn + step) % self.running.len();
@@ -164,11 +225,20 @@ impl Generation {
             let Poll::Ready(event) = running.events.poll_recv(context) else { continue };
             self.turn = index + 1;
             return Poll::Ready(match event {
-                Some(Event::Text { choice, text, .. }) => {
-                    Some(Ok(Output::Text { choice: first_choice + choice, text }))
+                Some(Event::PromptLogprobs(logprobs)) => {
+                    Some(Ok(Output::PromptLogprobs { prompt: running.prompt, logprobs }))
                 }
-                Some(Event::Finished { choice, reason, text, .. }) => {
-                    Some(Ok(Output::Finished { choice: first_choice + choice, reason, text }))
+                Some(Event::Text { .. }) if self.prompt_only => None,
+                Some(Event::Text { choice, text, tokens, logprobs }) => {
+                    Some(Ok(Output::Text { choice: first_choice + choice, piece: Piece { text, tokens, logprobs } }))
+                }
+                Some(Event::Finished { choice, .. }) if self.prompt_only => {
+                    let (choice, reason) = (first_choice + choice, FinishReason::Length);
+                    Some(Ok(Output::Finished { choice, reason, piece: Piece::default() }))
+                }
+                Some(Event::Finished { choice, reason, text, tokens, logprobs }) => {
+                    let piece = Piece { text, tokens, logprobs };
+                    Some(Ok(Output::Finished { choice: first_choice + choice, reason, piece }))
                 }
                 Some(Event::Done(usage)) => {
                     self.running.swap_remove(index);
@@ -184,7 +254,9 @@ impl Generation {
 
     fn add(&mut self, usage: Usage) {
         self.totals.prompt_tokens += usage.prompt_tokens;
-        self.totals.completion_tokens += usage.completion_tokens;
+        self.totals.cached_tokens += usage.cached_tokens;
+        // The one token that was chosen at the end of a prompt asked about alone is nobody's.
+        self.totals.completion_tokens += if self.prompt_only { 0 } else { usage.completion_tokens };
         if self.num_prompts == 1 {
             self.totals.timings = Some(usage.timings);
         }
@@ -192,10 +264,10 @@ impl Generation {
 
     fn complete(&mut self) -> Output {
         self.ended = true;
-        let Totals { prompt_tokens, completion_tokens, timings } = self.totals;
+        let Totals { prompt_tokens, cached_tokens, completion_tokens, timings } = self.totals;
         let Timings { queue_s, prefill_s, decode_s } = timings.unwrap_or_default();
         let _in_span = self.span.enter();
-        tracing::info!(prompt_tokens, completion_tokens, queue_s, prefill_s, decode_s, "answered");
+        tracing::info!(prompt_tokens, cached_tokens, completion_tokens, queue_s, prefill_s, decode_s, "answered");
         Output::Totals(self.totals)
     }
 
@@ -220,6 +292,7 @@ fn refusal(error: &EngineError, engine: &EngineHandle) -> ApiError {
         // What its handles hear when its thread dies.
         EngineError::Stopped if !engine.is_healthy() => ApiError::failed("the engine crashed; restart the server"),
         EngineError::Stopped => ApiError::draining(),
+        EngineError::TimedOut(_) => ApiError::timed_out(error.to_string()),
         EngineError::Runner(_) | EngineError::Panicked(_) if !engine.is_healthy() => {
             ApiError::failed(&format!("its last steps failed: {error}"))
         }

@@ -26,6 +26,8 @@ mod serve;
 mod sse;
 mod state;
 mod timeouts;
+mod token_fields;
+mod token_json;
 mod unsupported;
 
 pub use errors::ApiError;
@@ -42,10 +44,16 @@ pub mod limits {
     pub const MAX_JSON_VALUES: usize = 1 << 19;
     /// Prompts in one completion request.
     pub const MAX_PROMPTS: usize = 512;
-    /// Choices per prompt (`n`).
+    /// Choices per prompt (`n`, `best_of`).
     pub const MAX_CHOICES: u64 = 16;
     /// Stop strings per request.
     pub const MAX_STOPS: usize = 16;
-    /// Bytes of one stop string.
+    /// Stop tokens per request.
+    pub const MAX_STOP_TOKENS: usize = 256;
+    /// Bad words per request.
+    pub const MAX_BAD_WORDS: usize = 256;
+    /// Bytes of a `cache_salt`.
+    pub const MAX_SALT_BYTES: usize = 1024;
+    /// Bytes of one stop string or bad word.
     pub const MAX_STOP_BYTES: usize = 1024;
 }

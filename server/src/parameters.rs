@@ -1,14 +1,18 @@
-//! The parameters that both generating endpoints read.
+//! The parameters that both generating endpoints read, under OpenAI's names and vLLM's.
 //!
 //! `max_completion_tokens` is OpenAI's newer name of `max_tokens`; when both are given and differ, the newer name counts.
+//! llama.cpp's `repeat_penalty` is read as vLLM's `repetition_penalty`, over the whole text and not its last 64 tokens.
+//! The order in which samplers apply is the engine's, whatever the order of the fields.
 
 use serde_json::Value;
 use taper_engine::SamplingParams;
 
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
-use crate::limits::{MAX_CHOICES, MAX_STOP_BYTES, MAX_STOPS};
+use crate::limits::{MAX_CHOICES, MAX_SALT_BYTES, MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS};
 use crate::state::{Served, ServerState};
+use crate::token_fields::{bad_words, logit_bias, token_ids};
+use crate::token_json::Details;
 
 /// What a request asks for, whatever its prompt looks like.
 pub(crate) struct Parameters {
@@ -16,10 +20,21 @@ pub(crate) struct Parameters {
     pub(crate) stream: bool,
     /// Whether a stream ends with a chunk of usage.
     pub(crate) include_usage: bool,
+    /// What the answer tells about tokens.
+    pub(crate) details: Details,
+    /// Choices to answer with; `sampling.n` are generated, and the best of them chosen.
+    pub(crate) num_choices: usize,
+    /// Nothing is asked for but what is told of the prompt (`max_tokens` 0).
+    pub(crate) prompt_only: bool,
+    /// vLLM's `priority`: lower is served earlier.
+    pub(crate) priority: i32,
+    /// vLLM's `cache_salt`: cached prompts are shared only under the same one.
+    pub(crate) cache_salt: Option<String>,
 }
 
 impl Parameters {
-    /// Takes the shared fields; the model's name is checked too.
+    /// Takes the shared fields; the model's name is checked too. The endpoint adds its own and calls
+    /// [`Parameters::check`].
     pub(crate) fn take(fields: &mut Fields, state: &ServerState, served: &Served) -> Result<Self, ApiError> {
         if let Some(name) = fields.string("model")?
             && !state.answers_to(&served.model.id, &name)
@@ -28,26 +43,81 @@ impl Parameters {
         }
         let newer = fields.integer("max_completion_tokens", 1..=i64::MAX)?;
         let older = fields.integer("max_tokens", 1..=i64::MAX)?;
+        let count = |n: i64| usize::try_from(n).unwrap_or(usize::MAX);
+        let vllms = number(fields, "repetition_penalty", 0.01, 100.0)?;
+        let llama_cpps = number(fields, "repeat_penalty", 0.01, 100.0)?;
+        let details = Details::take(fields)?;
+        let n = fields.integer("n", 1..=MAX_CHOICES as i64)?.map_or(1, count);
         let sampling = SamplingParams {
-            temperature: fields.number("temperature", 0.0..=2.0)?.map_or(1.0, |t| t as f32),
-            top_p: fields.number("top_p", 0.0..=1.0)?.map_or(1.0, |p| p as f32),
+            repetition_penalty: vllms.or(llama_cpps).unwrap_or(1.0),
+            frequency_penalty: number(fields, "frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0),
+            presence_penalty: number(fields, "presence_penalty", -2.0, 2.0)?.unwrap_or(0.0),
+            logit_bias: logit_bias(fields)?,
+            // An empty list restricts nothing, as a client that always sends the field means it.
+            allowed_token_ids: token_ids(fields, "allowed_token_ids")?.filter(|tokens| !tokens.is_empty()),
+            bad_words: bad_words(fields, &served.model.tokenizer)?,
+            min_tokens: fields.integer("min_tokens", 0..=i64::MAX)?.map_or(0, count),
+            temperature: number(fields, "temperature", 0.0, 2.0)?.unwrap_or(1.0),
+            min_p: number(fields, "min_p", 0.0, 1.0)?.unwrap_or(0.0),
             // -1 is how vLLM writes "all", which is 0 here.
             top_k: fields.integer("top_k", -1..=i64::from(i32::MAX))?.map_or(0, |k| u32::try_from(k).unwrap_or(0)),
-            min_p: fields.number("min_p", 0.0..=1.0)?.map_or(0.0, |p| p as f32),
+            typical_p: number(fields, "typical_p", 0.0, 1.0)?.unwrap_or(1.0),
+            top_p: number(fields, "top_p", 0.0, 1.0)?.unwrap_or(1.0),
             seed: seed(fields)?,
-            max_tokens: newer.or(older).map(|n| usize::try_from(n).unwrap_or(usize::MAX)),
+            max_tokens: newer.or(older).map(count),
             stop: stop(fields)?,
-            n: fields.integer("n", 1..=MAX_CHOICES as i64)?.map_or(1, |n| n as usize),
+            stop_token_ids: stop_token_ids(fields)?,
+            include_stop_str_in_output: fields.boolean("include_stop_str_in_output")?.unwrap_or(false),
             ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
+            n,
+            logprobs: None,
+            prompt_logprobs: details.prompt_logprobs,
         };
+        let priority = fields.integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?.map_or(0, |p| p as i32);
+        let cache_salt = cache_salt(fields)?;
         let stream = fields.boolean("stream")?.unwrap_or(false);
         let include_usage = match fields.object("stream_options")? {
             Some(mut options) => options.boolean("include_usage")?.unwrap_or(false),
             None => false,
         };
-        sampling.validate().map_err(|error| ApiError::invalid(error.param, error.message))?;
-        Ok(Self { sampling, stream, include_usage })
+        if stream && details.prompt_logprobs.is_some() {
+            let message = "prompt_logprobs is not available in a stream; leave out stream";
+            return Err(ApiError::invalid("prompt_logprobs", message));
+        }
+        Ok(Self { sampling, stream, include_usage, details, num_choices: n, prompt_only: false, priority, cache_salt })
     }
+
+    /// Refuses what has no meaning together.
+    pub(crate) fn check(&self, served: &Served) -> Result<(), ApiError> {
+        let vocab_size = served.vocab_size();
+        let checked = self.sampling.validate().and_then(|()| self.sampling.check_tokens(vocab_size));
+        checked.map_err(|error| ApiError::invalid(error.param, format!("{} {}", error.param, error.message)))
+    }
+}
+
+/// A string that is not empty, as vLLM has it.
+fn cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    match fields.string("cache_salt")? {
+        Some(salt) if salt.is_empty() || salt.len() > MAX_SALT_BYTES => {
+            let message = format!("cache_salt must have 1 to {MAX_SALT_BYTES} bytes, got {}", salt.len());
+            Err(ApiError::invalid("cache_salt", message))
+        }
+        salt => Ok(salt),
+    }
+}
+
+/// A number between two bounds.
+fn number(fields: &mut Fields, field: &str, least: f64, most: f64) -> Result<Option<f32>, ApiError> {
+    Ok(fields.number(field, least..=most)?.map(|number| number as f32))
+}
+
+fn stop_token_ids(fields: &mut Fields) -> Result<Vec<u32>, ApiError> {
+    let tokens = token_ids(fields, "stop_token_ids")?.unwrap_or_default();
+    if tokens.len() > MAX_STOP_TOKENS {
+        let message = format!("stop_token_ids has {} tokens; at most {MAX_STOP_TOKENS} are taken", tokens.len());
+        return Err(ApiError::invalid("stop_token_ids", message));
+    }
+    Ok(tokens)
 }
 
 /// Any 64-bit integer, signed or not: only equality of seeds matters.

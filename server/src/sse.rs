@@ -3,8 +3,9 @@
 //! The 200 waits for the first event (but no longer than the keep-alive interval, so that proxies see life while a request
 //! queues): a failure before it is a real status. A failure after it is a frame `data: {"error": ...}`, and the end.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::convert::Infallible;
+use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -18,7 +19,7 @@ use tokio::time::{Instant, Sleep};
 
 use crate::answer::{Envelope, Shape, timings, usage};
 use crate::errors::ApiError;
-use crate::generation::{Generation, Output, Totals};
+use crate::generation::{Generation, Output, Piece, Totals};
 
 /// Begins a streamed answer.
 pub(crate) async fn respond<S: Shape>(
@@ -36,6 +37,8 @@ pub(crate) async fn respond<S: Shape>(
     let mut frames = Frames {
         shape,
         envelope,
+        is_first: true,
+        unopened: (0..generation.num_choices()).collect(),
         unfinished: generation.num_choices(),
         generation,
         include_usage,
@@ -45,7 +48,9 @@ pub(crate) async fn respond<S: Shape>(
         keep_alive: Box::pin(tokio::time::sleep(keep_alive)),
         ended: false,
     };
-    frames.open();
+    if !frames.shape.awaits_prompt() {
+        frames.open(0..frames.unfinished);
+    }
     if let Some(first) = first {
         frames.push(first);
     }
@@ -64,6 +69,9 @@ struct Frames<S> {
     envelope: Envelope,
     generation: Generation,
     include_usage: bool,
+    is_first: bool,
+    /// Choices whose first chunk is not made yet.
+    unopened: BTreeSet<usize>,
     unfinished: usize,
     ready: VecDeque<Bytes>,
     /// The last choice's last chunk, which waits for the timings that it carries.
@@ -74,9 +82,11 @@ struct Frames<S> {
 }
 
 impl<S: Shape> Frames<S> {
-    fn open(&mut self) {
-        for choice in 0..self.unfinished {
-            if let Some(opening) = self.shape.opening(choice) {
+    fn open(&mut self, choices: Range<usize>) {
+        for choice in choices {
+            if self.unopened.remove(&choice)
+                && let Some(opening) = self.shape.opening(choice)
+            {
                 self.chunk(vec![opening]);
             }
         }
@@ -84,10 +94,22 @@ impl<S: Shape> Frames<S> {
 
     fn push(&mut self, output: Result<Output, ApiError>) {
         match output {
-            Ok(Output::Text { choice, text }) => self.text(choice, &text),
-            Ok(Output::Finished { choice, reason, text }) => {
-                self.text(choice, &text);
-                let ending = self.make(vec![self.shape.ending(choice, reason)]);
+            Ok(Output::PromptLogprobs { prompt, logprobs }) => {
+                self.shape.prompt_logprobs(prompt, logprobs);
+                self.open(self.generation.choices_of(prompt));
+            }
+            Ok(Output::Text { choice, piece }) => {
+                self.open(choice..choice + 1);
+                self.delta(choice, &piece);
+            }
+            Ok(Output::Finished { choice, reason, mut piece }) => {
+                self.open(choice..choice + 1);
+                // Tokens without text, such as the one that ends the text, go with the last chunk.
+                if !piece.text.is_empty() {
+                    self.delta(choice, &std::mem::take(&mut piece));
+                }
+                let ending = self.shape.ending(choice, reason, &piece);
+                let ending = self.make(vec![ending]);
                 self.unfinished = self.unfinished.saturating_sub(1);
                 if self.unfinished == 0 {
                     self.held = Some(ending);
@@ -126,14 +148,16 @@ impl<S: Shape> Frames<S> {
         self.ended = true;
     }
 
-    fn text(&mut self, choice: usize, text: &str) {
-        if !text.is_empty() {
-            self.chunk(vec![self.shape.delta(choice, text)]);
-        }
+    fn delta(&mut self, choice: usize, piece: &Piece) {
+        let delta = self.shape.delta(choice, piece);
+        self.chunk(vec![delta]);
     }
 
-    fn make(&self, choices: Vec<Value>) -> Value {
+    fn make(&mut self, choices: Vec<Value>) -> Value {
         let mut chunk = self.envelope.wrap(S::CHUNK_OBJECT, choices);
+        if std::mem::take(&mut self.is_first) {
+            self.shape.complete(&mut chunk);
+        }
         if self.include_usage {
             // OpenAI's streams hold a null here in all chunks but the one of usage.
             chunk["usage"] = Value::Null;

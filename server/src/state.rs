@@ -39,6 +39,13 @@ pub(crate) struct Served {
     pub(crate) longest_token_bytes: usize,
 }
 
+impl Served {
+    /// Ids that a request may name are below it.
+    pub(crate) fn vocab_size(&self) -> usize {
+        self.model.tokenizer.vocab_size().min(self.model.engine.limits().vocab_size)
+    }
+}
+
 enum Phase {
     Loading(String),
     Ready(Arc<Served>),

@@ -67,15 +67,12 @@ const UNSUPPORTED: &[Row] = &[
     Row("functions", empty),
     Row("function_call", no_forced_tool),
     Row("response_format", plain_text),
-    // On the completions endpoint 0 asks for the chosen token's log-probability, so 0 is not "off".
-    Row("logprobs", off),
+    // Of the chat endpoint alone.
     Row("top_logprobs", zero),
-    Row("logit_bias", empty),
-    Row("presence_penalty", zero),
-    Row("frequency_penalty", zero),
+    // Of the completions endpoint alone.
     Row("best_of", at_most_one),
-    Row("suffix", empty),
     Row("echo", off),
+    Row("suffix", empty),
     Row("audio", never),
     Row("modalities", only_text),
     Row("prediction", never),
@@ -83,23 +80,15 @@ const UNSUPPORTED: &[Row] = &[
     Row("verbosity", medium),
     Row("web_search_options", never),
     // vLLM
-    Row("repetition_penalty", one),
     Row("length_penalty", one),
     Row("use_beam_search", off),
-    Row("min_tokens", zero),
-    Row("stop_token_ids", empty),
-    Row("bad_words", empty),
-    Row("allowed_token_ids", empty),
-    Row("include_stop_str_in_output", off),
     Row("skip_special_tokens", on),
     Row("spaces_between_special_tokens", on),
     Row("add_special_tokens", on),
     Row("add_generation_prompt", on),
     Row("continue_final_message", off),
     Row("truncate_prompt_tokens", never),
-    Row("prompt_logprobs", off),
     Row("prompt_embeds", empty),
-    Row("return_token_ids", off),
     Row("logits_processors", empty),
     Row("structured_outputs", empty),
     Row("guided_json", empty),
@@ -114,8 +103,6 @@ const UNSUPPORTED: &[Row] = &[
     Row("n_predict", never),
     Row("grammar", empty),
     Row("json_schema", empty),
-    Row("repeat_penalty", one),
-    Row("typical_p", one),
     Row("top_n_sigma", |value| value.as_f64().is_some_and(|sigma| sigma <= 0.0)),
     Row("mirostat", zero),
     Row("xtc_probability", zero),
@@ -141,8 +128,6 @@ const HARMLESS: &[&str] = &[
     "cache_prompt",
     "id_slot",
     "request_id",
-    "priority",
-    "cache_salt",
     "timings_per_token",
 ];
 
@@ -212,9 +197,8 @@ mod tests {
     #[test]
     fn values_that_mean_off_are_accepted() {
         let body = json!({
-            "tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "logprobs": false, "top_logprobs": 0,
-            "logit_bias": {}, "presence_penalty": 0, "frequency_penalty": 0.0, "best_of": 1, "suffix": "", "echo": false,
-            "modalities": ["text"], "repetition_penalty": 1.0, "skip_special_tokens": true, "min_tokens": 0,
+            "tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "top_logprobs": 0, "best_of": 1,
+            "suffix": "", "echo": false, "modalities": ["text"], "skip_special_tokens": true, "length_penalty": 1.0,
         });
         assert_eq!(check(body).unwrap(), Vec::<String>::new());
     }

@@ -83,22 +83,20 @@ async fn what_is_not_there_yet_is_refused_by_its_name() {
         ("tool_choice", json!("required")),
         ("functions", json!([{}])),
         ("response_format", json!({ "type": "json_object" })),
-        ("logprobs", json!(true)),
-        ("top_logprobs", json!(3)),
-        ("logit_bias", json!({ "5": 1 })),
-        ("presence_penalty", json!(0.5)),
-        ("frequency_penalty", json!(-0.5)),
+        ("best_of", json!(2)),
+        ("echo", json!(true)),
         ("audio", json!({})),
         ("modalities", json!(["text", "audio"])),
         ("prediction", json!({})),
-        ("repetition_penalty", json!(1.1)),
+        ("length_penalty", json!(1.1)),
+        ("n_predict", json!(5)),
         ("guided_json", json!({ "type": "object" })),
     ] {
         check_chat_refused(json!({ field: value }), field, field).await;
         let answer = chat(&state(), json!({ field: value })).await;
         assert_eq!(answer.error()["code"], "unsupported_parameter");
     }
-    for (field, value) in [("logprobs", json!(0)), ("best_of", json!(2)), ("suffix", json!("end"))] {
+    for (field, value) in [("top_logprobs", json!(2)), ("suffix", json!("end"))] {
         let answer = complete(&state(), json!({ field: value })).await;
         assert_eq!((answer.status.as_u16(), &answer.error()["param"]), (400, &json!(field)));
     }

@@ -187,6 +187,22 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "P", default_value_t = 0.05, allow_negative_numbers = true)]
     pub(crate) min_p: f32,
 
+    /// Keep the tokens whose information content is most typical, as many as have this mass; 1 keeps all.
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    pub(crate) typical_p: f32,
+
+    /// Divide the logits of tokens that the prompt or the answer holds; 1 is off.
+    #[arg(long, value_name = "R", default_value_t = 1.0)]
+    pub(crate) repetition_penalty: f32,
+
+    /// Take this from the logits of tokens for each time the answer holds them.
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: f32,
+
+    /// Take this from the logits of tokens that the answer holds.
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub(crate) presence_penalty: f32,
+
     /// The same seed gives the same answer.
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
@@ -212,11 +228,15 @@ impl SamplingArgs {
             top_k: self.top_k,
             top_p: self.top_p,
             min_p: self.min_p,
+            typical_p: self.typical_p,
+            repetition_penalty: self.repetition_penalty,
+            frequency_penalty: self.frequency_penalty,
+            presence_penalty: self.presence_penalty,
             seed: self.seed,
             max_tokens: self.max_tokens,
             stop: self.stop.clone(),
-            n: 1,
             ignore_eos: self.ignore_eos,
+            ..SamplingParams::default()
         };
         params.validate().map(|()| params)
     }

@@ -105,7 +105,7 @@ impl Generator {
     ) -> Result<Answer> {
         self.runtime.block_on(async {
             let mut interrupt = stoppable.then(|| signal(SignalKind::interrupt())).transpose()?;
-            let mut events = loaded.engine.submit(Request { prompt_tokens, sampling })?;
+            let mut events = loaded.engine.submit(Request { prompt_tokens, sampling, ..Request::default() })?;
             let mut answer = Answer::default();
             loop {
                 let interrupted = async {
@@ -125,6 +125,7 @@ impl Generator {
                         answer.finish_reason = Some(reason);
                         (text, tokens)
                     }
+                    Some(Event::PromptLogprobs(_)) => continue,
                     Some(Event::Done(usage)) => {
                         answer.timings = Some(usage.timings);
                         return Ok(answer);

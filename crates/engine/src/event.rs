@@ -1,5 +1,6 @@
 //! What a client hears about its request, and the stream it hears it on.
 
+use crate::TokenLogprobs;
 use std::task::{Context, Poll, ready};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -55,8 +56,8 @@ pub enum EngineError {
     /// Something panicked in the step that this request was part of.
     #[error("the model crashed while computing this request: {0}; try again, and report it if it persists")]
     Panicked(String),
-    /// The model produced logits that are no distribution.
-    #[error("the model gave unusable logits at position {position}: {reason}; the weights may be damaged")]
+    /// The model produced logits that no token can be chosen from.
+    #[error("no token could be chosen at position {position}: {reason}")]
     InvalidLogits {
         /// Position of the token that could not be chosen.
         position: usize,
@@ -74,6 +75,9 @@ pub enum EngineError {
 /// One piece of news about a request. A stream of them ends with [`Event::Done`] or [`Event::Failed`], never both.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
+    /// What the model thought of the tokens of the prompt, each given those before it; the first has none. Comes once, before
+    /// all text, and only when [`crate::SamplingParams::prompt_logprobs`] asks for it.
+    PromptLogprobs(Vec<Option<TokenLogprobs>>),
     /// More text of a choice. Text may lag behind the tokens (half a character, the beginning of a stop string).
     Text {
         /// Which of the `n` choices.
@@ -82,6 +86,8 @@ pub enum Event {
         text: String,
         /// The tokens since the last event of this choice.
         tokens: Vec<u32>,
+        /// One for each of the tokens when [`crate::SamplingParams::logprobs`] asks for them, else none.
+        logprobs: Vec<TokenLogprobs>,
     },
     /// A choice is complete.
     Finished {
@@ -93,6 +99,8 @@ pub enum Event {
         text: String,
         /// The tokens since the last event of this choice; an end-of-generation token is among them, its text is not.
         tokens: Vec<u32>,
+        /// As in [`Event::Text`].
+        logprobs: Vec<TokenLogprobs>,
     },
     /// All choices are complete.
     Done(Usage),

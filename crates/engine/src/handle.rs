@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use taper_text::Tokenizer;
 use tokio::sync::watch;
 
@@ -26,6 +26,8 @@ pub struct EngineConfig {
     pub token_budget: Option<usize>,
     /// What a step may take while sequences decode, which bounds the chunks of prompts.
     pub itl_target: ItlTarget,
+    /// Time that requests without their own have from submission to their end; without it, any.
+    pub request_timeout: Option<Duration>,
     /// Where guesses of next tokens come from. It changes speed, never an answer.
     pub speculation: Speculation,
 }
@@ -48,6 +50,7 @@ impl Default for EngineConfig {
             max_queued_tokens: 1 << 20,
             token_budget: None,
             itl_target: ItlTarget::default(),
+            request_timeout: None,
             speculation: Speculation::default(),
         }
     }
@@ -118,6 +121,7 @@ struct Inner {
     kv_cache_bytes: usize,
     max_live: usize,
     max_queued_tokens: usize,
+    request_timeout: Option<Duration>,
 }
 
 /// Starts engines.
@@ -172,6 +176,7 @@ impl Engine {
             kv_cache_bytes,
             max_live: max_batch.saturating_add(config.max_queued),
             max_queued_tokens: config.max_queued_tokens,
+            request_timeout: config.request_timeout,
         }))
     }
 }
@@ -183,9 +188,10 @@ pub struct EngineHandle(Arc<Inner>);
 
 impl EngineHandle {
     /// Submits a request. The events of its choices come through the stream; dropping that cancels the request.
-    pub fn submit(&self, request: Request) -> Result<EventStream, SubmitError> {
+    pub fn submit(&self, mut request: Request) -> Result<EventStream, SubmitError> {
         let inner = &*self.0;
         request.check(inner.limits, inner.max_live)?;
+        request.timeout = request.timeout.or(inner.request_timeout);
         let num_choices = request.sampling.n;
         let (events, stream) = EventStream::channel();
         let door = inner.door();
@@ -202,7 +208,7 @@ impl EngineHandle {
         inner.shared.live.fetch_add(num_choices, Ordering::AcqRel);
         inner.shared.queued_tokens.fetch_add(num_tokens, Ordering::AcqRel);
         let submission = Submission { request, events, submitted: Instant::now() };
-        door.commands.send(Command::Submit(submission)).map_err(|_| {
+        door.commands.send(Command::Submit(Box::new(submission))).map_err(|_| {
             inner.shared.live.fetch_sub(num_choices, Ordering::AcqRel);
             inner.shared.queued_tokens.fetch_sub(num_tokens, Ordering::AcqRel);
             SubmitError::Failed("its thread has ended; restart the program".to_owned())

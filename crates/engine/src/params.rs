@@ -3,6 +3,9 @@
 /// Most choices that one request may ask for, as in OpenAI's interface.
 pub const MAX_CHOICES: usize = 128;
 
+/// Most tokens whose log-probabilities may be asked for beside the chosen one's, as in OpenAI's interface.
+pub const MAX_LOGPROBS: u32 = 20;
+
 /// A parameter that cannot be honoured; `param` is the name a client knows it by.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{param}: {message}")]
@@ -13,41 +16,79 @@ pub struct InvalidParam {
     pub message: String,
 }
 
-/// How the next token is chosen and when a sequence ends.
+/// How the next token is chosen and when a sequence ends. The order in which the first group applies is in `sampler`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
+    /// Divides the logit of a token that the prompt or the generated text holds (multiplies it, if it is negative); 1 is off.
+    pub repetition_penalty: f32,
+    /// Subtracted from a token's logit for each time that it was generated; 0 is off.
+    pub frequency_penalty: f32,
+    /// Subtracted from a token's logit when it was generated before; 0 is off.
+    pub presence_penalty: f32,
+    /// Added to the logits of these tokens.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// The only tokens that may be chosen; without it, all.
+    pub allowed_token_ids: Option<Vec<u32>>,
+    /// Sequences of tokens that must not be generated.
+    pub bad_words: Vec<Vec<u32>>,
+    /// No end-of-generation token, no stop token and no stop string ends a choice that has fewer tokens.
+    pub min_tokens: usize,
     /// Divides the logits. 0 takes the largest logit always, ties going to the lowest token id.
     pub temperature: f32,
-    /// Keep only the k most probable tokens; 0 keeps all.
-    pub top_k: u32,
-    /// Keep the smallest set of most probable tokens whose mass reaches this; 1 keeps all.
-    pub top_p: f32,
     /// Keep tokens at least this times as probable as the most probable one; 0 keeps all.
     pub min_p: f32,
+    /// Keep only the k most probable tokens; 0 keeps all.
+    pub top_k: u32,
+    /// Keep the smallest set of tokens with nearly typical information content whose mass reaches this; 1 keeps all.
+    pub typical_p: f32,
+    /// Keep the smallest set of most probable tokens whose mass reaches this; 1 keeps all.
+    pub top_p: f32,
     /// The same seed gives the same text whatever else runs; without one every request differs.
     pub seed: Option<u64>,
+
     /// Most tokens to generate per choice; without it, the rest of the context.
     pub max_tokens: Option<usize>,
     /// Strings that end a choice; they are not part of its text.
     pub stop: Vec<String>,
-    /// Choices to generate.
-    pub n: usize,
+    /// Tokens that end a choice; their text is not part of it.
+    pub stop_token_ids: Vec<u32>,
+    /// Put the stop string or stop token that ended a choice into its text after all.
+    pub include_stop_str_in_output: bool,
     /// Go on after an end-of-generation token (for benchmarks).
     pub ignore_eos: bool,
+    /// Choices to generate.
+    pub n: usize,
+
+    /// Tell the log-probability of each generated token, and of this many most probable ones in its place.
+    pub logprobs: Option<u32>,
+    /// The same for the tokens of the prompt.
+    pub prompt_logprobs: Option<u32>,
 }
 
 impl Default for SamplingParams {
     fn default() -> Self {
         SamplingParams {
+            repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            logit_bias: Vec::new(),
+            allowed_token_ids: None,
+            bad_words: Vec::new(),
+            min_tokens: 0,
             temperature: 1.0,
-            top_k: 0,
-            top_p: 1.0,
             min_p: 0.0,
+            top_k: 0,
+            typical_p: 1.0,
+            top_p: 1.0,
             seed: None,
             max_tokens: None,
             stop: Vec::new(),
-            n: 1,
+            stop_token_ids: Vec::new(),
+            include_stop_str_in_output: false,
             ignore_eos: false,
+            n: 1,
+            logprobs: None,
+            prompt_logprobs: None,
         }
     }
 }
@@ -64,20 +105,66 @@ impl SamplingParams {
         if !(self.temperature.is_finite() && self.temperature >= 0.0) {
             return refuse("temperature", format!("must be a number of at least 0, not {}", self.temperature));
         }
-        if !(0.0..=1.0).contains(&self.top_p) {
-            return refuse("top_p", format!("must lie between 0 and 1, not {}", self.top_p));
+        for (param, share) in [("top_p", self.top_p), ("min_p", self.min_p), ("typical_p", self.typical_p)] {
+            if !(0.0..=1.0).contains(&share) {
+                return refuse(param, format!("must lie between 0 and 1, not {share}"));
+            }
         }
-        if !(0.0..=1.0).contains(&self.min_p) {
-            return refuse("min_p", format!("must lie between 0 and 1, not {}", self.min_p));
+        let additive = [("presence_penalty", self.presence_penalty), ("frequency_penalty", self.frequency_penalty)];
+        for (param, penalty) in additive {
+            if !(-2.0..=2.0).contains(&penalty) {
+                return refuse(param, format!("must lie between -2 and 2, not {penalty}"));
+            }
+        }
+        if !(0.01..=100.0).contains(&self.repetition_penalty) {
+            return refuse(
+                "repetition_penalty",
+                format!("must lie between 0.01 and 100, not {}", self.repetition_penalty),
+            );
+        }
+        if let Some((token, bias)) = self.logit_bias.iter().find(|(_, bias)| !(-100.0..=100.0).contains(bias)) {
+            return refuse("logit_bias", format!("must lie between -100 and 100, not {bias} (of token {token})"));
+        }
+        if self.allowed_token_ids.as_ref().is_some_and(Vec::is_empty) {
+            return refuse("allowed_token_ids", "must hold at least one token".to_owned());
+        }
+        if self.bad_words.iter().any(Vec::is_empty) {
+            return refuse("bad_words", "must not hold a word without tokens".to_owned());
         }
         if self.max_tokens == Some(0) {
             return refuse("max_tokens", "must be at least 1".to_owned());
+        }
+        if self.max_tokens.is_some_and(|max_tokens| self.min_tokens > max_tokens) {
+            return refuse("min_tokens", format!("must be at most max_tokens, not {}", self.min_tokens));
         }
         if !(1..=MAX_CHOICES).contains(&self.n) {
             return refuse("n", format!("must lie between 1 and {MAX_CHOICES}, not {}", self.n));
         }
         if self.stop.iter().any(String::is_empty) {
             return refuse("stop", "must not hold an empty string".to_owned());
+        }
+        for (param, num_top) in [("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)] {
+            if let Some(num_top) = num_top.filter(|&num_top| num_top > MAX_LOGPROBS) {
+                return refuse(param, format!("must be at most {MAX_LOGPROBS}, not {num_top}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses ids of tokens that a vocabulary of `vocab_size` does not have.
+    pub fn check_tokens(&self, vocab_size: usize) -> Result<(), InvalidParam> {
+        let biased: Vec<u32> = self.logit_bias.iter().map(|&(token, _)| token).collect();
+        let lists = [
+            ("logit_bias", biased.as_slice()),
+            ("allowed_token_ids", self.allowed_token_ids.as_deref().unwrap_or_default()),
+            ("stop_token_ids", &self.stop_token_ids),
+        ];
+        let words = self.bad_words.iter().map(|word| ("bad_words", word.as_slice()));
+        for (param, tokens) in lists.into_iter().chain(words) {
+            if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocab_size) {
+                let message = format!("token {token} is out of range: the vocabulary has {vocab_size} tokens");
+                return Err(InvalidParam { param, message });
+            }
         }
         Ok(())
     }
@@ -95,7 +182,22 @@ mod tests {
     fn defaults_and_edges_are_accepted() {
         check(&SamplingParams::default(), None);
         check(&SamplingParams::greedy(), None);
-        check(&SamplingParams { top_p: 0.0, min_p: 1.0, n: MAX_CHOICES, ..SamplingParams::default() }, None);
+        let edges = SamplingParams {
+            top_p: 0.0,
+            min_p: 1.0,
+            typical_p: 0.0,
+            presence_penalty: -2.0,
+            frequency_penalty: 2.0,
+            repetition_penalty: 0.01,
+            logit_bias: vec![(1, -100.0), (2, 100.0)],
+            min_tokens: 7,
+            max_tokens: Some(7),
+            n: MAX_CHOICES,
+            logprobs: Some(MAX_LOGPROBS),
+            prompt_logprobs: Some(0),
+            ..SamplingParams::default()
+        };
+        check(&edges, None);
     }
 
     #[test]
@@ -107,11 +209,40 @@ mod tests {
         for share in [-0.1, 1.1, f32::NAN] {
             check(&SamplingParams { top_p: share, ..default() }, Some("top_p"));
             check(&SamplingParams { min_p: share, ..default() }, Some("min_p"));
+            check(&SamplingParams { typical_p: share, ..default() }, Some("typical_p"));
         }
+        for penalty in [-2.1, 2.1, f32::NAN] {
+            check(&SamplingParams { presence_penalty: penalty, ..default() }, Some("presence_penalty"));
+            check(&SamplingParams { frequency_penalty: penalty, ..default() }, Some("frequency_penalty"));
+        }
+        for penalty in [-1.0, 0.0, 101.0, f32::NAN] {
+            check(&SamplingParams { repetition_penalty: penalty, ..default() }, Some("repetition_penalty"));
+        }
+        for bias in [-100.5, 101.0, f32::NAN] {
+            check(&SamplingParams { logit_bias: vec![(1, 1.0), (2, bias)], ..default() }, Some("logit_bias"));
+        }
+        check(&SamplingParams { allowed_token_ids: Some(vec![]), ..default() }, Some("allowed_token_ids"));
+        check(&SamplingParams { bad_words: vec![vec![1], vec![]], ..default() }, Some("bad_words"));
         check(&SamplingParams { max_tokens: Some(0), ..default() }, Some("max_tokens"));
+        check(&SamplingParams { max_tokens: Some(3), min_tokens: 4, ..default() }, Some("min_tokens"));
         for n in [0, MAX_CHOICES + 1] {
             check(&SamplingParams { n, ..default() }, Some("n"));
         }
         check(&SamplingParams { stop: vec!["a".into(), String::new()], ..default() }, Some("stop"));
+        check(&SamplingParams { logprobs: Some(21), ..default() }, Some("logprobs"));
+        check(&SamplingParams { prompt_logprobs: Some(21), ..default() }, Some("prompt_logprobs"));
+    }
+
+    #[test]
+    fn tokens_outside_the_vocabulary_are_named() {
+        let default = SamplingParams::default;
+        let check = |params: SamplingParams, refused| {
+            assert_eq!(params.check_tokens(100).err().map(|error| error.param), refused);
+        };
+        check(SamplingParams { logit_bias: vec![(99, 1.0)], allowed_token_ids: Some(vec![99]), ..default() }, None);
+        check(SamplingParams { logit_bias: vec![(1, 1.0), (100, 1.0)], ..default() }, Some("logit_bias"));
+        check(SamplingParams { allowed_token_ids: Some(vec![100]), ..default() }, Some("allowed_token_ids"));
+        check(SamplingParams { stop_token_ids: vec![u32::MAX], ..default() }, Some("stop_token_ids"));
+        check(SamplingParams { bad_words: vec![vec![1], vec![2, 100]], ..default() }, Some("bad_words"));
     }
 }

@@ -1,7 +1,7 @@
 //! A request while it is in the engine, and the clock readings that become its [`Timings`].
 
 use crate::scheduler::SequenceId;
-use crate::{Event, Request, Timings, Usage};
+use crate::{Event, InvalidLogits, Request, Timings, TokenLogprobs, Usage};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -15,6 +15,33 @@ pub(crate) struct Submission {
     pub(crate) submitted: Instant,
 }
 
+/// Log-probabilities of a prompt's tokens; of the first there is none.
+pub(crate) struct PromptLogprobs {
+    num_top: usize,
+    tokens: Vec<Option<TokenLogprobs>>,
+}
+
+impl PromptLogprobs {
+    fn new(num_top: usize) -> Self {
+        PromptLogprobs { num_top, tokens: vec![None] }
+    }
+
+    /// Takes in the logits after the token at `position`. Those of a prompt that is computed a second time are known.
+    pub(crate) fn push(&mut self, position: usize, logits: &[f32], prompt: &[u32]) -> Result<(), InvalidLogits> {
+        if let Some(&next) = prompt.get(position + 1)
+            && self.tokens.len() == position + 1
+        {
+            self.tokens.push(Some(TokenLogprobs::new(logits, next, self.num_top)?));
+        }
+        Ok(())
+    }
+
+    /// All of them, when they are complete.
+    pub(crate) fn finished(&mut self, prompt_len: usize) -> Option<Vec<Option<TokenLogprobs>>> {
+        (self.tokens.len() == prompt_len).then(|| std::mem::take(&mut self.tokens))
+    }
+}
+
 /// What the engine thread keeps of a request.
 pub(crate) struct ActiveRequest {
     /// Where its events go; closed when the client is gone.
@@ -25,8 +52,11 @@ pub(crate) struct ActiveRequest {
     pub(crate) unborn: Vec<SequenceId>,
     /// Whether it has not begun to run.
     pub(crate) is_queued: bool,
+    /// Log-probabilities of its prompt, while they are gathered.
+    pub(crate) prompt_logprobs: Option<PromptLogprobs>,
     timeout: Option<Duration>,
-    prompt_tokens: usize,
+    /// Tokens of its prompt.
+    pub(crate) prompt_tokens: usize,
     cached_tokens: usize,
     completion_tokens: usize,
     submitted: Instant,
@@ -41,6 +71,7 @@ impl ActiveRequest {
             unfinished: Vec::new(),
             unborn: Vec::new(),
             is_queued: true,
+            prompt_logprobs: request.sampling.prompt_logprobs.map(|num_top| PromptLogprobs::new(num_top as usize)),
             timeout: request.timeout,
             prompt_tokens: request.prompt_tokens.len(),
             cached_tokens: 0,
@@ -49,11 +80,6 @@ impl ActiveRequest {
             started: None,
             first_token: None,
         }
-    }
-
-    /// Tokens of its prompt.
-    pub(crate) fn prompt_tokens(&self) -> usize {
-        self.prompt_tokens
     }
 
     /// Notes that it begins to run, and how many tokens of its prompt the prefix cache had.

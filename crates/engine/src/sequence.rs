@@ -1,9 +1,9 @@
 //! One choice of a request while it is generated: its tokens, and the way from a new token to text.
 
 use crate::speculation::{Acceptance, Guess, Lookup};
-use crate::{Event, FinishReason, Sampler, SamplingParams};
+use crate::{Event, FinishReason, Sampled, Sampler, SamplingParams, TokenLogprobs};
 use std::sync::Arc;
-use taper_text::{Detokenizer, StopMatcher, Tokenizer};
+use taper_text::{Detokenizer, StopMatcher, StopOutput, Tokenizer};
 
 /// A sequence of tokens, known from the left; the scheduler keeps how many of them are computed.
 pub(crate) struct Sequence {
@@ -21,12 +21,18 @@ pub(crate) struct Sequence {
     pub(crate) acceptance: Acceptance,
     choice: usize,
     max_len: usize,
+    prompt_len: usize,
+    min_tokens: usize,
     ignore_eos: bool,
+    stop_token_ids: Vec<u32>,
+    stops: Vec<String>,
+    shows_stop: bool,
     tokenizer: Arc<Tokenizer>,
     detokenizer: Detokenizer,
     stop: StopMatcher,
-    // Tokens that no event has carried yet.
+    // Tokens that no event has carried yet, and their log-probabilities.
     unsent: Vec<u32>,
+    unsent_logprobs: Vec<TokenLogprobs>,
 }
 
 /// What a new token did to its sequence.
@@ -54,6 +60,7 @@ impl Sequence {
             request,
             // Made first: it looks at the end of the prompt that the next line takes.
             detokenizer: Detokenizer::continuing(Arc::clone(tokenizer), &prompt),
+            prompt_len: prompt.len(),
             tokens: prompt,
             sampler,
             guess: Guess::default(),
@@ -61,25 +68,36 @@ impl Sequence {
             acceptance: Acceptance::default(),
             choice,
             max_len,
+            min_tokens: params.min_tokens,
             ignore_eos: params.ignore_eos,
+            stop_token_ids: params.stop_token_ids.clone(),
+            stops: params.stop.clone(),
+            shows_stop: params.include_stop_str_in_output,
             tokenizer: Arc::clone(tokenizer),
             stop: StopMatcher::new(params.stop.clone()),
             unsent: Vec::new(),
+            unsent_logprobs: Vec::new(),
         }
     }
 
-    /// Appends a generated token and says what follows from it.
-    pub(crate) fn accept(&mut self, token: u32) -> Accepted {
+    /// Appends a generated token and says what follows from it. A sequence whose client asked for log-probabilities takes
+    /// no token without them.
+    pub(crate) fn accept(&mut self, sampled: Sampled) -> Accepted {
+        let Sampled { token, logprobs } = sampled;
+        self.sampler.accept(token);
         self.tokens.push(token);
         self.lookup.push(token);
         self.unsent.push(token);
-        if !self.ignore_eos && self.tokenizer.end_of_generation().contains(&token) {
-            return self.finish(FinishReason::Stop, String::new());
-        }
-        let piece = self.detokenizer.push(token);
-        let shown = self.stop.push(&piece);
+        self.unsent_logprobs.extend(logprobs);
+        let is_end = !self.ignore_eos && self.tokenizer.end_of_generation().contains(&token);
+        let is_end = is_end || self.stop_token_ids.contains(&token);
+        let piece = if is_end && !self.shows_stop { String::new() } else { self.detokenizer.push(token) };
+        let shown = self.show(&piece);
         if shown.matched.is_some() {
             return self.finished_event(FinishReason::Stop, shown.text);
+        }
+        if is_end {
+            return self.finish(FinishReason::Stop, shown.text);
         }
         if self.tokens.len() >= self.max_len {
             return self.finish(FinishReason::Length, shown.text);
@@ -88,6 +106,7 @@ impl Sequence {
             choice: self.choice,
             text: shown.text,
             tokens: std::mem::take(&mut self.unsent),
+            logprobs: std::mem::take(&mut self.unsent_logprobs),
         });
         Accepted { token, event, is_finished: false }
     }
@@ -102,10 +121,25 @@ impl Sequence {
         self.finish(FinishReason::Length, String::new())
     }
 
+    /// What of the text may be shown after `piece`.
+    fn show(&mut self, piece: &str) -> StopOutput {
+        if self.tokens.len() - self.prompt_len < self.min_tokens {
+            // No stop string ends a choice this early, so none is looked for.
+            return StopOutput { text: piece.to_owned(), matched: None };
+        }
+        let mut shown = self.stop.push(piece);
+        if let Some(stop) = shown.matched
+            && self.shows_stop
+        {
+            shown.text.push_str(&self.stops[stop]);
+        }
+        shown
+    }
+
     /// Ends with all text that was held back. It may still complete a stop string, and then that is the reason.
     fn finish(&mut self, reason: FinishReason, mut text: String) -> Accepted {
         let tail = self.detokenizer.finish();
-        let shown = self.stop.push(&tail);
+        let shown = self.show(&tail);
         text.push_str(&shown.text);
         if shown.matched.is_some() {
             return self.finished_event(FinishReason::Stop, text);
@@ -115,12 +149,9 @@ impl Sequence {
     }
 
     fn finished_event(&mut self, reason: FinishReason, text: String) -> Accepted {
-        let tokens = std::mem::take(&mut self.unsent);
+        let (tokens, logprobs) = (std::mem::take(&mut self.unsent), std::mem::take(&mut self.unsent_logprobs));
+        let event = Event::Finished { choice: self.choice, reason, text, tokens, logprobs };
         let token = self.tokens.last().copied().unwrap_or_default();
-        Accepted {
-            token,
-            event: Some(Event::Finished { choice: self.choice, reason, text, tokens }),
-            is_finished: true,
-        }
+        Accepted { token, event: Some(event), is_finished: true }
     }
 }

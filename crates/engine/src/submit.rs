@@ -14,7 +14,7 @@ pub struct Request {
     pub priority: i32,
     /// Prompts share cached blocks only with prompts of the same salt.
     pub cache_salt: Option<String>,
-    /// Time from submission after which it fails, finished or not.
+    /// Time from submission after which it fails, finished or not; without it, the engine's.
     pub timeout: Option<Duration>,
 }
 
@@ -76,6 +76,7 @@ impl Request {
     pub(crate) fn check(&self, limits: RunnerLimits, max_choices: usize) -> Result<(), SubmitError> {
         let RunnerLimits { context_len, vocab_size, .. } = limits;
         self.sampling.validate()?;
+        self.sampling.check_tokens(vocab_size)?;
         if self.sampling.n > max_choices {
             let message = format!("must be at most {max_choices} on this server, not {}", self.sampling.n);
             return Err(SubmitError::InvalidParam { param: "n", message });

@@ -67,19 +67,25 @@ impl Assembler {
     }
 }
 
-/// Incremental detokenizer of one generated text; special tokens are left out.
+/// Incremental detokenizer of one text; special tokens are left out of a generated one.
 ///
 /// All results joined are exactly [`Tokenizer::decode`] of all tokens.
 #[derive(Debug, Clone)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     assembler: Assembler,
+    skips_special: bool,
 }
 
 impl Detokenizer {
     /// For tokens that begin a text.
     pub fn new(tokenizer: Arc<Tokenizer>) -> Detokenizer {
-        Detokenizer { tokenizer, assembler: Assembler::at_start() }
+        Detokenizer { tokenizer, assembler: Assembler::at_start(), skips_special: true }
+    }
+
+    /// For the tokens of a prompt: the text of special ones is part of it.
+    pub fn keeping_special(tokenizer: Arc<Tokenizer>) -> Detokenizer {
+        Detokenizer { skips_special: false, ..Detokenizer::new(tokenizer) }
     }
 
     /// For tokens that continue a prompt. Differs from [`Detokenizer::new`] for SentencePiece vocabularies only: after
@@ -95,7 +101,7 @@ impl Detokenizer {
     /// Takes the next token; returns the characters that it completes, which may be none.
     pub fn push(&mut self, id: u32) -> String {
         let mut text = String::new();
-        self.assembler.push(&self.tokenizer, id, true, &mut text);
+        self.assembler.push(&self.tokenizer, id, self.skips_special, &mut text);
         text
     }
 

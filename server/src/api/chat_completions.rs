@@ -9,15 +9,16 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
-use taper_engine::FinishReason;
+use taper_engine::{FinishReason, MAX_LOGPROBS, TokenLogprobs};
 use taper_text::ChatMessage;
 
 use crate::answer::{self, Answering, Shape};
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
-use crate::generation::Generation;
+use crate::generation::{Generation, Piece};
 use crate::parameters::Parameters;
 use crate::state::{Served, ServerState};
+use crate::token_json::TokenWriter;
 use crate::{api, body, prompt, unsupported};
 
 /// Variables of a template that the server sets itself.
@@ -39,20 +40,35 @@ pub(crate) async fn chat_completions(
     let keep_alive = state.timeouts().keep_alive;
     let for_thread = served.clone();
     let request = api::blocking(move || prepare(&body, &state, &for_thread)).await?;
-    let sampling = request.parameters.sampling.clone();
-    let generation = Generation::start(&served, vec![request.prompt], sampling, "messages", active)?;
+    let writer = TokenWriter::new(&served.model.tokenizer, request.parameters.details);
+    let prompt = if request.parameters.details.token_ids { request.prompt.clone() } else { Vec::new() };
+    let chat = Chat { writer, prompt, prompt_logprobs: Vec::new() };
+    let generation = Generation::start(&served, vec![request.prompt], &request.parameters, "messages", active)?;
     let context = Answering { model: &served.model, ignored: &request.ignored, keep_alive };
-    answer::send(Chat, generation, &request.parameters, &context).await
+    answer::send(chat, generation, &request.parameters, &context).await
 }
 
 fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared, ApiError> {
     let mut fields = Fields::new(body::parse_object(body)?);
-    let parameters = Parameters::take(&mut fields, state, served)?;
+    let mut parameters = Parameters::take(&mut fields, state, served)?;
+    parameters.details.logprobs = read_logprobs(&mut fields)?;
+    parameters.sampling.logprobs = parameters.details.logprobs;
+    parameters.check(served)?;
     let messages = read_messages(&mut fields)?;
     let variables = template_variables(&mut fields)?;
     let ignored = unsupported::check_rest(fields, state)?;
     let prompt = prompt::encode_chat(served, &messages, variables)?;
     Ok(Prepared { parameters, prompt, ignored })
+}
+
+/// `logprobs` asks for those of the chosen tokens, `top_logprobs` for the most probable ones beside them.
+fn read_logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
+    let is_asked = fields.boolean("logprobs")?.unwrap_or(false);
+    let num_top = fields.integer("top_logprobs", 0..=i64::from(MAX_LOGPROBS))?.map_or(0, |num_top| num_top as u32);
+    if num_top > 0 && !is_asked {
+        return Err(ApiError::invalid("top_logprobs", "top_logprobs needs logprobs to be true"));
+    }
+    Ok(is_asked.then_some(num_top))
 }
 
 fn template_variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
@@ -142,11 +158,34 @@ fn read_parts(parts: Vec<Value>, path: &str) -> Result<String, ApiError> {
 }
 
 /// `chat.completion` objects and their chunks.
-struct Chat;
+struct Chat {
+    writer: TokenWriter,
+    /// The prompt's tokens, if they are asked for.
+    prompt: Vec<u32>,
+    prompt_logprobs: Vec<Option<TokenLogprobs>>,
+}
 
 impl Chat {
-    fn chunk(choice: usize, delta: &Value, reason: Option<FinishReason>) -> Value {
-        json!({ "index": choice, "delta": delta, "logprobs": null, "finish_reason": reason.map(FinishReason::as_str) })
+    fn chunk(&self, choice: usize, delta: &Value, piece: &Piece, reason: Option<FinishReason>) -> Value {
+        let mut chunk = json!({
+            "index": choice,
+            "delta": delta,
+            "logprobs": self.logprobs(piece),
+            "finish_reason": reason.map(FinishReason::as_str),
+        });
+        self.add_token_ids(&mut chunk, piece);
+        chunk
+    }
+
+    /// Null in chunks without tokens.
+    fn logprobs(&self, piece: &Piece) -> Value {
+        if piece.tokens.is_empty() { Value::Null } else { self.writer.chat_logprobs(&piece.logprobs) }
+    }
+
+    fn add_token_ids(&self, choice: &mut Value, piece: &Piece) {
+        if self.writer.details().token_ids {
+            choice["token_ids"] = json!(piece.tokens);
+        }
     }
 }
 
@@ -155,24 +194,40 @@ impl Shape for Chat {
     const CHUNK_OBJECT: &'static str = "chat.completion.chunk";
     const ID_PREFIX: &'static str = "chatcmpl-";
 
-    fn opening(&self, choice: usize) -> Option<Value> {
-        Some(Self::chunk(choice, &json!({ "role": "assistant", "content": "" }), None))
+    fn prompt_logprobs(&mut self, _prompt: usize, logprobs: Vec<Option<TokenLogprobs>>) {
+        self.prompt_logprobs = logprobs;
     }
 
-    fn delta(&self, choice: usize, text: &str) -> Value {
-        Self::chunk(choice, &json!({ "content": text }), None)
+    fn opening(&mut self, choice: usize) -> Option<Value> {
+        Some(self.chunk(choice, &json!({ "role": "assistant", "content": "" }), &Piece::default(), None))
     }
 
-    fn ending(&self, choice: usize, reason: FinishReason) -> Value {
-        Self::chunk(choice, &json!({}), Some(reason))
+    fn delta(&mut self, choice: usize, piece: &Piece) -> Value {
+        self.chunk(choice, &json!({ "content": piece.text }), piece, None)
     }
 
-    fn whole(&self, choice: usize, text: &str, reason: FinishReason) -> Value {
-        json!({
+    fn ending(&mut self, choice: usize, reason: FinishReason, rest: &Piece) -> Value {
+        self.chunk(choice, &json!({}), rest, Some(reason))
+    }
+
+    fn whole(&mut self, choice: usize, reason: FinishReason, piece: &Piece) -> Value {
+        let mut whole = json!({
             "index": choice,
-            "message": { "role": "assistant", "content": text, "refusal": null },
-            "logprobs": null,
+            "message": { "role": "assistant", "content": piece.text, "refusal": null },
+            "logprobs": self.writer.chat_logprobs(&piece.logprobs),
             "finish_reason": reason.as_str(),
-        })
+        });
+        self.add_token_ids(&mut whole, piece);
+        whole
+    }
+
+    fn complete(&self, body: &mut Value) {
+        let details = self.writer.details();
+        if details.prompt_logprobs.is_some() {
+            body["prompt_logprobs"] = self.writer.prompt_logprobs(&self.prompt_logprobs);
+        }
+        if details.token_ids {
+            body["prompt_token_ids"] = json!(self.prompt);
+        }
     }
 }

@@ -1,22 +1,28 @@
 //! POST /v1/completions: text continues one or several prompts, given as text or as token ids.
 //!
-//! `max_tokens` defaults to 16. `echo` puts the prompt before each answer (without log-probabilities, which are not there).
+//! `max_tokens` defaults to 16. `echo` puts the prompt before each answer, its tokens' log-probabilities before those of the
+//! answer; with `echo`, `max_tokens` may be 0. `best_of` generates more choices than it answers with and takes those of the
+//! highest mean log-probability.
 
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
-use serde_json::{Value, json};
-use taper_engine::FinishReason;
+use serde_json::Value;
+use taper_engine::MAX_LOGPROBS;
 
-use crate::answer::{self, Answering, Shape};
+use crate::answer::{self, Answering};
 use crate::errors::ApiError;
-use crate::fields::{Fields, show};
+use crate::fields::{Fields, integer_of, show};
 use crate::generation::Generation;
-use crate::limits::MAX_PROMPTS;
+use crate::limits::{MAX_CHOICES, MAX_PROMPTS};
 use crate::parameters::Parameters;
 use crate::state::{Served, ServerState};
 use crate::{api, body, prompt, unsupported};
+
+mod shape;
+
+use shape::Completion;
 
 /// Tokens of an answer when the request does not say.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -37,17 +43,19 @@ pub(crate) async fn completions(
     let keep_alive = state.timeouts().keep_alive;
     let for_thread = served.clone();
     let request = api::blocking(move || prepare(&body, &state, &for_thread)).await?;
-    let sampling = request.parameters.sampling.clone();
-    let generation = Generation::start(&served, request.prompts, sampling, "prompt", active)?;
+    let generation = Generation::start(&served, request.prompts, &request.parameters, "prompt", active)?;
     let context = Answering { model: &served.model, ignored: &request.ignored, keep_alive };
     answer::send(request.shape, generation, &request.parameters, &context).await
 }
 
 fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared, ApiError> {
     let mut fields = Fields::new(body::parse_object(body)?);
-    let mut parameters = Parameters::take(&mut fields, state, served)?;
-    parameters.sampling.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
     let echo = fields.boolean("echo")?.unwrap_or(false);
+    let wants_nothing_new = echo && fields.take_zero("max_tokens");
+    let mut parameters = Parameters::take(&mut fields, state, served)?;
+    parameters.prompt_only = wants_nothing_new && parameters.sampling.max_tokens.is_none();
+    read_own_parameters(&mut fields, &mut parameters, echo)?;
+    parameters.check(served)?;
     let prompts = read_prompts(fields.take("prompt"))?;
     let ignored = unsupported::check_rest(fields, state)?;
 
@@ -67,8 +75,52 @@ fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared
             echoes.push(text);
         }
     }
-    let shape = Completion { echoes, n: parameters.sampling.n };
+    let shape = Completion::new(&served.model.tokenizer, &parameters, &tokens, echoes);
     Ok(Prepared { parameters, prompts: tokens, shape, ignored })
+}
+
+/// Takes what only this endpoint has.
+fn read_own_parameters(fields: &mut Fields, parameters: &mut Parameters, echo: bool) -> Result<(), ApiError> {
+    let most = i64::from(MAX_LOGPROBS);
+    let logprobs = match fields.take("logprobs") {
+        // What the chat endpoint calls it when nothing is asked for.
+        None | Some(Value::Bool(false)) => None,
+        Some(value) => match integer_of(&value) {
+            Some(num_top) if (0..=most).contains(&num_top) => Some(num_top as u32),
+            _ => {
+                let message = format!("logprobs must be an integer between 0 and {most}, got {}", show(&value));
+                return Err(ApiError::invalid("logprobs", message));
+            }
+        },
+    };
+    parameters.details.logprobs = logprobs;
+    let sampling = &mut parameters.sampling;
+    sampling.logprobs = logprobs;
+    if echo {
+        // `None` is less than any number.
+        sampling.prompt_logprobs = sampling.prompt_logprobs.max(logprobs);
+    }
+    if let Some(best_of) = fields.integer("best_of", 1..=MAX_CHOICES as i64)? {
+        let refuse = |reason: &str| Err(ApiError::invalid("best_of", format!("best_of {reason}, got {best_of}")));
+        let best_of = best_of as usize;
+        if best_of < parameters.num_choices {
+            return refuse("must be at least n");
+        }
+        if best_of > parameters.num_choices && parameters.stream {
+            return refuse("cannot be more than n in a stream");
+        }
+        if best_of > parameters.num_choices {
+            sampling.n = best_of;
+            sampling.logprobs.get_or_insert(0);
+        }
+    }
+    if parameters.prompt_only {
+        // The prompt's last row comes with the rest; the token that is chosen from it is thrown away.
+        sampling.max_tokens = Some(1);
+        sampling.min_tokens = 0;
+    }
+    sampling.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
+    Ok(())
 }
 
 enum Prompt {
@@ -113,52 +165,12 @@ fn read_ids(items: &[Value]) -> Result<Vec<u32>, ApiError> {
 
 /// Ids beyond the vocabulary are refused before anything is submitted.
 fn check_ids(ids: &[u32], served: &Served) -> Result<(), ApiError> {
-    let vocab_size = served.model.tokenizer.vocab_size().min(served.model.engine.limits().vocab_size);
+    let vocab_size = served.vocab_size();
     match ids.iter().find(|id| **id as usize >= vocab_size) {
         None => Ok(()),
         Some(id) => {
             let message = format!("token id {id} is not in the vocabulary, whose ids are below {vocab_size}");
             Err(ApiError::invalid("prompt", message))
         }
-    }
-}
-
-/// `text_completion` objects; chunks and whole answers have the same form.
-struct Completion {
-    /// What to put before the answers, by prompt; empty without `echo`.
-    echoes: Vec<String>,
-    n: usize,
-}
-
-impl Completion {
-    fn echo(&self, choice: usize) -> Option<&str> {
-        self.echoes.get(choice / self.n).map(String::as_str)
-    }
-
-    fn choice(choice: usize, text: &str, reason: Option<FinishReason>) -> Value {
-        json!({ "text": text, "index": choice, "logprobs": null, "finish_reason": reason.map(FinishReason::as_str) })
-    }
-}
-
-impl Shape for Completion {
-    const OBJECT: &'static str = "text_completion";
-    const CHUNK_OBJECT: &'static str = "text_completion";
-    const ID_PREFIX: &'static str = "cmpl-";
-
-    fn opening(&self, choice: usize) -> Option<Value> {
-        self.echo(choice).map(|text| Self::choice(choice, text, None))
-    }
-
-    fn delta(&self, choice: usize, text: &str) -> Value {
-        Self::choice(choice, text, None)
-    }
-
-    fn ending(&self, choice: usize, reason: FinishReason) -> Value {
-        Self::choice(choice, "", Some(reason))
-    }
-
-    fn whole(&self, choice: usize, text: &str, reason: FinishReason) -> Value {
-        let text = format!("{}{text}", self.echo(choice).unwrap_or_default());
-        Self::choice(choice, &text, Some(reason))
     }
 }

@@ -1,116 +1,182 @@
 //! From a row of logits to a token.
 //!
-//! Filters run in this order, each over what the one before left, with probabilities renormalised in between:
-//! temperature, min_p, top_k, top_p. Temperature 0 takes the largest logit, the lowest id among equals, and draws nothing.
-//! Otherwise every token costs exactly one draw from the sequence's own generator, so a sequence's text depends on its
-//! logits and its seed alone, never on who shares the batch.
+//! What applies, in this order:
+//! 1. `processors`, on the logits: penalties, `logit_bias`, the allowed tokens (a client's and a grammar's), bans;
+//! 2. temperature 0 takes the largest logit, the lowest id among equals, and that is the token; any other divides the logits;
+//! 3. filters, each over what the one before left, with probabilities renormalised in between: min_p, top_k, typical_p,
+//!    top_p;
+//! 4. one draw among what is left.
+//!
+//! [`TokenLogprobs`] are of the logits before all of this.
+//!
+//! The draw is a function of the seed, the choice and the number of tokens accepted before (see `random`), and choosing
+//! changes nothing in the sampler: only [`Sampler::accept`] does. So a sequence's text depends on its logits and its seed
+//! alone, never on who shares the batch; and rows of guessed tokens are verified by choosing from each row in turn and
+//! accepting what was chosen, until it differs from the guess.
 
+mod bad_words;
+mod bit_mask;
 mod candidates;
 mod exp;
+mod logprobs;
+mod penalties;
+mod processors;
+mod random;
 mod top_k;
 mod top_p;
+mod typical_p;
+
+pub use logprobs::TokenLogprobs;
 
 use crate::SamplingParams;
-use candidates::Candidates;
-use rand_xoshiro::Xoshiro256PlusPlus;
-use rand_xoshiro::rand_core::{Rng, SeedableRng};
+use candidates::{Candidate, Candidates};
+use processors::Processors;
+use random::Stream;
 use std::hash::{BuildHasher, RandomState};
 
 /// Logits that no token can be chosen from.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidLogits {
     /// A logit is NaN.
-    #[error("the logit of token {token} is not a number")]
+    #[error("the logit of token {token} is not a number; the weights may be damaged")]
     Nan {
         /// The first such token.
         token: usize,
     },
     /// The largest logit is infinite: positive, or negative when every token is ruled out.
-    #[error("the largest logit, of token {token}, is {value}")]
+    #[error("the largest logit, of token {token}, is {value}; the weights may be damaged")]
     Infinite {
         /// The token.
         token: usize,
         /// `inf` or `-inf`.
         value: String,
     },
+    /// The sets of allowed tokens have none in common that the model does not rule out.
+    #[error("allowed_token_ids and the grammar leave no token to choose")]
+    NoneAllowed,
+}
+
+/// A chosen token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampled {
+    /// The token.
+    pub token: u32,
+    /// What the model thought of it, if that is asked for.
+    pub logprobs: Option<TokenLogprobs>,
 }
 
 /// Working memory of a sampler, shared by all sequences of an engine thread.
 #[derive(Debug, Default)]
 pub struct Scratch {
     candidates: Candidates,
+    /// Candidates with their distance from the entropy.
+    typical: Vec<(f32, Candidate)>,
+    /// A row of logits as the processors leave it.
+    row: Vec<f32>,
+    /// Logits of tokens that bans have taken out of it.
+    banned: Vec<(u32, f32)>,
 }
 
 /// Chooses the tokens of one sequence.
 #[derive(Debug, Clone)]
 pub struct Sampler {
+    processors: Processors,
     temperature: f32,
     top_k: usize,
     top_p: f32,
     min_p: f32,
-    rng: Xoshiro256PlusPlus,
+    typical_p: f32,
+    num_top_logprobs: Option<usize>,
+    stream: Stream,
 }
 
 impl Sampler {
-    /// A sampler for each of the `n` choices of a request. All draw from one seeded sequence, 2^128 draws apart: choice 0
-    /// is what a request with n = 1 gets, and no two choices ever share a draw.
-    pub fn for_choices(params: &SamplingParams) -> Vec<Sampler> {
+    /// A sampler for each of the `n` choices that continue `prompt`; `end_tokens` are the model's end-of-generation tokens.
+    /// Choice 0 is what a request with n = 1 gets.
+    pub fn for_choices(params: &SamplingParams, prompt: &[u32], end_tokens: &[u32]) -> Vec<Sampler> {
         // Without a seed, the keys that the standard library draws for its hash maps serve as one; nothing here is secret.
         let seed = params.seed.unwrap_or_else(|| RandomState::new().hash_one(0u64));
-        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        let mut samplers = Vec::with_capacity(params.n);
-        for _ in 0..params.n {
-            samplers.push(Sampler {
-                temperature: params.temperature,
-                top_k: params.top_k as usize,
-                top_p: params.top_p,
-                min_p: params.min_p,
-                rng: rng.clone(),
-            });
-            rng.jump();
-        }
-        samplers
+        let first = Sampler {
+            processors: Processors::new(params, prompt, end_tokens),
+            temperature: params.temperature,
+            top_k: params.top_k as usize,
+            top_p: params.top_p,
+            min_p: params.min_p,
+            typical_p: params.typical_p,
+            num_top_logprobs: params.logprobs.map(|num_top| num_top as usize),
+            stream: Stream::new(seed, 0),
+        };
+        (0..params.n).map(|choice| Sampler { stream: Stream::new(seed, choice), ..first.clone() }).collect()
     }
 
-    /// Chooses a token from one row of logits. A logit of negative infinity rules its token out.
-    pub fn sample(&mut self, logits: &[f32], scratch: &mut Scratch) -> Result<u32, InvalidLogits> {
+    /// Chooses a token from one row of logits. A logit of negative infinity rules its token out, and so does a clear bit of
+    /// `mask`, a grammar's set of allowed tokens (token `t` is bit `t % 32`, low bit first, of word `t / 32`).
+    ///
+    /// The caller says with [`Sampler::accept`] which token the sequence goes on with.
+    pub fn sample(
+        &self,
+        logits: &[f32],
+        mask: Option<&[u32]>,
+        scratch: &mut Scratch,
+    ) -> Result<Sampled, InvalidLogits> {
         let best = largest(logits)?;
-        if self.temperature == 0.0 {
-            return Ok(best as u32);
-        }
-        let candidates = &mut scratch.candidates;
-        candidates.weigh(logits, logits[best], self.temperature);
-        let unit = unit_interval(self.rng.next_u64());
-        if self.list(candidates) { Ok(candidates.draw_from_list(unit)) } else { Ok(candidates.draw_from_all(unit)) }
+        let token = if mask.is_none() && self.processors.are_off() {
+            self.choose(logits, best, &mut scratch.candidates, &mut scratch.typical)
+        } else {
+            let Scratch { candidates, typical, row, banned } = scratch;
+            row.clear();
+            row.extend_from_slice(logits);
+            let best = self.processors.apply(row, mask, banned)?;
+            self.choose(row, best, candidates, typical)
+        };
+        let logprobs = self.num_top_logprobs.map(|num_top| TokenLogprobs::new(logits, token, num_top)).transpose()?;
+        Ok(Sampled { token, logprobs })
     }
 
-    /// Lists the tokens that the filters leave. False when there is no filter, and no list.
-    fn list(&self, candidates: &mut Candidates) -> bool {
-        let (has_min_p, has_top_k, has_top_p) = (self.min_p > 0.0, self.top_k > 0, self.top_p < 1.0);
+    /// Notes a generated token, whether it was sampled or forced.
+    pub fn accept(&mut self, token: u32) {
+        self.processors.accept(token);
+    }
+
+    /// Draws a token from processed logits, the largest of which is that of `best`.
+    fn choose(
+        &self,
+        logits: &[f32],
+        best: usize,
+        candidates: &mut Candidates,
+        typical: &mut Vec<(f32, Candidate)>,
+    ) -> u32 {
+        if self.temperature == 0.0 {
+            return best as u32;
+        }
+        let max = logits[best];
+        candidates.weigh(logits, max, self.temperature);
+        let unit = self.stream.unit(self.processors.num_generated());
+        let (has_min_p, has_top_k) = (self.min_p > 0.0, self.top_k > 0);
+        let (has_typical_p, has_top_p) = (self.typical_p < 1.0, self.top_p < 1.0);
         // The most probable token weighs 1, so min_p is itself the bound on weights.
         if has_top_k {
             candidates.list_top_k(self.top_k, self.min_p);
-        } else if has_min_p {
+        } else if has_min_p || has_typical_p {
             candidates.list(self.min_p);
         } else if has_top_p {
             let total = candidates.total();
             candidates.list(top_p::floor(self.top_p, total, candidates.weights.len()));
             top_p::keep(&mut candidates.items, f64::from(self.top_p) * total);
-            return true;
+            return candidates.draw_from_list(unit);
         } else {
-            return false;
+            return candidates.draw_from_all(unit);
+        }
+        if has_typical_p {
+            let ln_weight = |candidate: &Candidate| (logits[candidate.id as usize] - max) / self.temperature;
+            typical_p::keep(&mut candidates.items, self.typical_p, ln_weight, typical);
         }
         if has_top_p {
             let target = f64::from(self.top_p) * candidates::mass(&candidates.items);
             top_p::keep(&mut candidates.items, target);
         }
-        true
+        candidates.draw_from_list(unit)
     }
-}
-
-/// A float64 in [0, 1) from the upper 53 bits.
-fn unit_interval(bits: u64) -> f64 {
-    (bits >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
 }
 
 /// Index of the largest logit, the first among equals.

@@ -6,7 +6,11 @@ fn params(seed: u64) -> SamplingParams {
 }
 
 fn sampler(params: &SamplingParams) -> Sampler {
-    Sampler::for_choices(params).remove(0)
+    Sampler::for_choices(params, &[], &[]).remove(0)
+}
+
+fn choose(sampler: &Sampler, logits: &[f32]) -> Result<u32, InvalidLogits> {
+    sampler.sample(logits, None, &mut Scratch::default()).map(|sampled| sampled.token)
 }
 
 /// How often each token is chosen in `draws` draws.
@@ -14,7 +18,9 @@ fn histogram(params: &SamplingParams, logits: &[f32], draws: usize) -> Vec<f64> 
     let (mut sampler, mut scratch) = (sampler(params), Scratch::default());
     let mut counts = vec![0.0; logits.len()];
     for _ in 0..draws {
-        counts[sampler.sample(logits, &mut scratch).unwrap() as usize] += 1.0 / draws as f64;
+        let token = sampler.sample(logits, None, &mut scratch).unwrap().token;
+        counts[token as usize] += 1.0 / draws as f64;
+        sampler.accept(token);
     }
     counts
 }
@@ -34,10 +40,8 @@ fn logits_of(shares: &[f32]) -> Vec<f32> {
 
 #[test]
 fn temperature_zero_takes_the_largest_and_the_lowest_id_among_equals() {
-    let mut sampler = sampler(&SamplingParams::greedy());
-    let mut check = |logits: &[f32], expected| {
-        assert_eq!(sampler.sample(logits, &mut Scratch::default()), Ok(expected));
-    };
+    let sampler = sampler(&SamplingParams::greedy());
+    let check = |logits: &[f32], expected| assert_eq!(choose(&sampler, logits), Ok(expected));
     check(&[0.0, 2.0, 1.0, 2.0], 1);
     check(&[f32::NEG_INFINITY, -5.0], 1);
     let mut wide = vec![-1.0; 100];
@@ -56,16 +60,16 @@ fn temperature_zero_takes_the_largest_and_the_lowest_id_among_equals() {
 fn unusable_logits_are_named_at_every_place() {
     for place in [0, 7, 16, 31, 32, 35] {
         for temperature in [0.0, 1.0] {
-            let mut sampler = sampler(&SamplingParams { temperature, ..params(1) });
+            let sampler = sampler(&SamplingParams { temperature, ..params(1) });
             let mut logits = vec![1.0; 36];
             logits[place] = f32::NAN;
-            assert_eq!(sampler.sample(&logits, &mut Scratch::default()), Err(InvalidLogits::Nan { token: place }));
+            assert_eq!(choose(&sampler, &logits), Err(InvalidLogits::Nan { token: place }));
             logits[place] = f32::INFINITY;
             let refused = InvalidLogits::Infinite { token: place, value: "inf".into() };
-            assert_eq!(sampler.sample(&logits, &mut Scratch::default()), Err(refused));
+            assert_eq!(choose(&sampler, &logits), Err(refused));
         }
     }
-    let nothing_left = sampler(&params(1)).sample(&[f32::NEG_INFINITY; 3], &mut Scratch::default());
+    let nothing_left = choose(&sampler(&params(1)), &[f32::NEG_INFINITY; 3]);
     assert_eq!(nothing_left, Err(InvalidLogits::Infinite { token: 0, value: "-inf".into() }));
 }
 
@@ -109,14 +113,44 @@ fn min_p_is_relative_to_the_most_probable() {
 }
 
 #[test]
+fn typical_p_may_leave_the_most_probable_out() {
+    let logits = logits_of(&[0.5, 0.4, 0.06, 0.04]);
+    // The entropy is 1.01, and -ln p is 0.69, 0.92, 2.81 and 3.22.
+    check_shares(&SamplingParams { typical_p: 0.3, ..params(9) }, &logits, &[0.0, 1.0, 0.0, 0.0]);
+    check_shares(&SamplingParams { typical_p: 0.6, ..params(9) }, &logits, &[5.0 / 9.0, 4.0 / 9.0, 0.0, 0.0]);
+    check_shares(&SamplingParams { typical_p: 0.0, ..params(9) }, &logits, &[0.0, 1.0, 0.0, 0.0]);
+}
+
+#[test]
+fn a_mask_and_a_bias_change_shares_and_choosing_changes_nothing() {
+    let logits = logits_of(&[0.1, 0.2, 0.3, 0.4]);
+    let sampler = sampler(&SamplingParams { logit_bias: vec![(0, 2f32.ln())], ..params(3) });
+    let mut counts = [0.0; 4];
+    for seed in 0..40_000 {
+        let sampler = Sampler { stream: Stream::new(seed, 0), ..sampler.clone() };
+        let draw = || sampler.sample(&logits, Some(&[0b1011]), &mut Scratch::default()).unwrap().token;
+        counts[draw() as usize] += 1.0 / 40_000.0;
+        assert_eq!(draw(), draw());
+    }
+    for (share, expected) in counts.into_iter().zip([0.25f64, 0.25, 0.0, 0.5]) {
+        assert!((share - expected).abs() < 0.0125, "{counts:?}");
+    }
+}
+
+#[test]
 fn the_same_seed_draws_the_same_and_choices_draw_apart() {
     let logits = vec![0.0; 1000];
     let draw = |sampler: &mut Sampler| -> Vec<u32> {
-        (0..50).map(|_| sampler.sample(&logits, &mut Scratch::default()).unwrap()).collect()
+        let mut next = || {
+            let token = choose(sampler, &logits).unwrap();
+            sampler.accept(token);
+            token
+        };
+        (0..50).map(|_| next()).collect()
     };
     let three = SamplingParams { n: 3, ..params(42) };
-    let all: Vec<_> = Sampler::for_choices(&three).iter_mut().map(draw).collect();
-    let again: Vec<_> = Sampler::for_choices(&three).iter_mut().map(draw).collect();
+    let all: Vec<_> = Sampler::for_choices(&three, &[], &[]).iter_mut().map(draw).collect();
+    let again: Vec<_> = Sampler::for_choices(&three, &[], &[]).iter_mut().map(draw).collect();
     assert_eq!(all, again);
     assert_eq!(all[0], draw(&mut sampler(&params(42))), "choice 0 is what n = 1 gets");
     assert!(all[0] != all[1] && all[1] != all[2] && all[0] != all[2]);
@@ -135,14 +169,27 @@ fn allowed(params: &SamplingParams, logits: &[f32]) -> Vec<(u32, f64)> {
     if params.top_k > 0 {
         all.truncate(params.top_k as usize);
     }
-    let target = f64::from(params.top_p) * all.iter().map(|&(_, weight)| weight).sum::<f64>();
+    let total: f64 = all.iter().map(|&(_, weight)| weight).sum();
+    let entropy: f64 = all.iter().map(|&(_, weight)| -(weight / total) * (weight / total).ln()).sum();
+    let distance = |weight: f64| (-(weight / total).ln() - entropy).abs();
+    if params.typical_p < 1.0 {
+        all.sort_by(|a, b| distance(a.1).total_cmp(&distance(b.1)));
+        truncate_to_share(&mut all, params.typical_p);
+        all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    }
+    truncate_to_share(&mut all, params.top_p);
+    all
+}
+
+/// Keeps the first that have this share of the mass.
+fn truncate_to_share(all: &mut Vec<(u32, f64)>, share: f32) {
+    let target = f64::from(share) * all.iter().map(|&(_, weight)| weight).sum::<f64>();
     let mut sum = 0.0;
     let last = all.iter().position(|&(_, weight)| {
         sum += weight;
         sum >= target
     });
     all.truncate(last.map_or(all.len(), |last| last + 1));
-    all
 }
 
 proptest! {
@@ -153,16 +200,20 @@ proptest! {
         // Odd multiples of 1/1024 and logits in quarters keep sums away from the thresholds.
         top_p in (0u32..512).prop_map(|p| (2 * p + 1) as f32 / 1024.0),
         min_p in (0u32..512).prop_map(|p| (2 * p + 1) as f32 / 1024.0),
+        typical_p in (0u32..512).prop_map(|p| (2 * p + 1) as f32 / 1024.0),
         use_min_p in any::<bool>(),
+        use_typical_p in any::<bool>(),
         seed in any::<u64>(),
     ) {
         let logits: Vec<f32> = steps.iter().map(|&step| step as f32 / 4.0).collect();
         let min_p = if use_min_p { min_p } else { 0.0 };
-        let params = SamplingParams { top_k, top_p, min_p, ..params(seed) };
+        let typical_p = if use_typical_p { typical_p } else { 1.0 };
+        let params = SamplingParams { top_k, top_p, min_p, typical_p, ..params(seed) };
         let allowed = allowed(&params, &logits);
         let (mut sampler, mut scratch) = (sampler(&params), Scratch::default());
         for _ in 0..20 {
-            let token = sampler.sample(&logits, &mut scratch).unwrap();
+            let token = sampler.sample(&logits, None, &mut scratch).unwrap().token;
+            sampler.accept(token);
             prop_assert!(allowed.iter().any(|&(id, _)| id == token), "{} is not among {:?}", token, allowed);
         }
         prop_assert_eq!(scratch.candidates.items.len(), allowed.len());

@@ -1,6 +1,7 @@
 //! top_p: keep the smallest set of most probable tokens whose mass reaches the share p.
 
 use super::candidates::Candidate;
+use std::cmp::Ordering;
 
 /// The weight below which no token of a vocabulary of `num_tokens`, weighing `total`, is in the nucleus of share `p`: all the
 /// lighter ones together weigh less than the share left out. Half of the bound keeps clear of rounding.
@@ -10,16 +11,26 @@ pub(super) fn floor(p: f32, total: f64, num_tokens: usize) -> f32 {
 
 /// Keeps the heaviest candidates up to the one with which their weight reaches `target`, in order of rank.
 pub(super) fn keep(items: &mut Vec<Candidate>, target: f64) {
-    // A nucleus is mostly small, so ranks are found piece by piece, each eight times as long as the one before.
+    keep_mass(items, target, |item| item.weight, Candidate::rank);
+}
+
+/// Keeps the first items of an order up to the one with which their weight reaches `target`, in that order.
+pub(super) fn keep_mass<T>(
+    items: &mut Vec<T>,
+    target: f64,
+    weight: impl Fn(&T) -> f32,
+    order: impl Fn(&T, &T) -> Ordering,
+) {
+    // What is kept is mostly little, so ranks are found piece by piece, each eight times as long as the one before.
     let (mut sum, mut begin, mut len) = (0.0, 0, 32);
     while begin < items.len() {
         let end = items.len().min(begin + len);
         if end < items.len() {
-            items[begin..].select_nth_unstable_by(end - begin - 1, Candidate::rank);
+            items[begin..].select_nth_unstable_by(end - begin - 1, &order);
         }
-        items[begin..end].sort_unstable_by(Candidate::rank);
+        items[begin..end].sort_unstable_by(&order);
         for place in begin..end {
-            sum += f64::from(items[place].weight);
+            sum += f64::from(weight(&items[place]));
             if sum >= target {
                 items.truncate(place + 1);
                 return;

@@ -26,7 +26,7 @@ mod step;
 /// What handles ask of the engine thread.
 pub(crate) enum Command {
     /// Take a request.
-    Submit(Submission),
+    Submit(Box<Submission>),
     /// Finish all requests, then end.
     Drain,
     /// Fail all requests, then end.
@@ -133,7 +133,7 @@ impl Worker {
             }
             let command = if is_idle { self.commands.recv().ok() } else { self.commands.try_recv().ok() };
             match command {
-                Some(Command::Submit(submission)) => self.accept(submission),
+                Some(Command::Submit(submission)) => self.accept(*submission),
                 Some(Command::Drain) => self.is_closing = true,
                 Some(Command::Stop) => return false,
                 // Nothing to take. An idle engine only hears this when no handle is left; a busy one goes on for those who
@@ -151,12 +151,14 @@ impl Worker {
         let Request { prompt_tokens: prompt, sampling, priority, cache_salt, .. } = request;
         let room = self.context_len - prompt.len();
         let max_len = prompt.len() + sampling.max_tokens.map_or(room, |max| max.min(room));
-        for (choice, sampler) in Sampler::for_choices(&sampling).into_iter().enumerate() {
+        let all_logits = sampling.prompt_logprobs.is_some();
+        let samplers = Sampler::for_choices(&sampling, &prompt, self.tokenizer.end_of_generation());
+        for (choice, sampler) in samplers.into_iter().enumerate() {
             let id = SequenceId(self.num_sequences);
             self.num_sequences += 1;
             if choice == 0 {
                 let root = BlockHash::root(&self.identity, cache_salt.as_deref());
-                self.scheduler.add(id, Arrival { tokens: &prompt, root, priority, all_logits: false });
+                self.scheduler.add(id, Arrival { tokens: &prompt, root, priority, all_logits });
             } else {
                 active.unborn.push(id);
             }
@@ -197,7 +199,7 @@ impl Worker {
             let key = self.sequences[&sequence].request;
             let Some(request) = self.requests.get_mut(&key).filter(|_| !is_return) else { continue };
             request.note_admitted(cached_tokens);
-            let prompt_tokens = request.prompt_tokens();
+            let prompt_tokens = request.prompt_tokens;
             self.shared.queued_tokens.fetch_sub(prompt_tokens, Ordering::AcqRel);
             let mut status = self.shared.status();
             status.prompt_tokens += prompt_tokens as u64;
@@ -291,7 +293,7 @@ impl Worker {
     fn forget(&mut self, key: u64) {
         let Some(request) = self.requests.remove(&key) else { return };
         if request.is_queued {
-            self.shared.queued_tokens.fetch_sub(request.prompt_tokens(), Ordering::AcqRel);
+            self.shared.queued_tokens.fetch_sub(request.prompt_tokens, Ordering::AcqRel);
         }
         for id in request.unfinished {
             self.drop_sequence(id);

@@ -3,7 +3,7 @@
 use super::Worker;
 use crate::scheduler::{SequenceId, Step, StepEntry};
 use crate::sequence::Accepted;
-use crate::{EngineError, InvalidLogits, RunnerError};
+use crate::{EngineError, Event, InvalidLogits, RunnerError};
 use std::any::Any;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -52,7 +52,9 @@ impl Worker {
     fn compute(&mut self, step: &Step) -> Result<Vec<usize>, EngineError> {
         let tokens: Vec<Vec<u32>> = step.entries.iter().map(|entry| self.tokens_of(entry)).collect();
         let slice = |(entry, tokens): (&StepEntry, &'_ Vec<u32>)| -> (usize, LogitRows) {
+            let wants_prompt = self.requests[&self.sequences[&entry.sequence].request].prompt_logprobs.is_some();
             match self.scheduler.reaches_end(entry) {
+                _ if wants_prompt => (tokens.len(), LogitRows::All),
                 true if entry.num_guesses > 0 => (tokens.len(), LogitRows::All),
                 true => (1, LogitRows::Last),
                 false => (0, LogitRows::None),
@@ -118,16 +120,40 @@ impl Worker {
             if !self.sequences.contains_key(&entry.sequence) {
                 continue;
             }
-            if rows.is_empty() {
-                self.scheduler.advance(entry, &[], 0);
-                continue;
-            }
-            let now = Instant::now();
-            if let Err(error) = self.give_birth(entry, rows.start, now).and_then(|()| self.go_on(entry, rows, now)) {
+            let outcome = self.read_prompt(entry, rows.clone()).and_then(|()| {
+                if !self.scheduler.reaches_end(entry) {
+                    self.scheduler.advance(entry, &[], 0);
+                    return Ok(());
+                }
+                let now = Instant::now();
+                // Those of the last known token and of the guesses.
+                let rows = rows.end - entry.num_guesses - 1..rows.end;
+                self.give_birth(entry, rows.start, now)?;
+                self.go_on(entry, rows, now)
+            });
+            if let Err(error) = outcome {
                 let key = self.sequences[&entry.sequence].request;
                 self.fail(key, &error);
             }
         }
+    }
+
+    /// Gathers the log-probabilities of a prompt, if they are asked for.
+    fn read_prompt(&mut self, entry: &StepEntry, rows: Range<usize>) -> Result<(), EngineError> {
+        let sequence = &self.sequences[&entry.sequence];
+        let Some(request) = self.requests.get_mut(&sequence.request) else { return Ok(()) };
+        let Some(gathered) = &mut request.prompt_logprobs else { return Ok(()) };
+        let prompt = &sequence.tokens[..request.prompt_tokens];
+        for (position, row) in entry.tokens.clone().zip(rows) {
+            gathered
+                .push(position, self.logits.row(row), prompt)
+                .map_err(|error| EngineError::InvalidLogits { position: position + 1, reason: error.to_string() })?;
+        }
+        if let Some(logprobs) = gathered.finished(prompt.len()) {
+            request.prompt_logprobs = None;
+            self.outbox.push((request.events.clone(), Event::PromptLogprobs(logprobs)));
+        }
+        Ok(())
     }
 
     /// Begins the choices of a request that share its prompt, which was just computed.
@@ -176,8 +202,8 @@ impl Worker {
         let (logits, scratch) = (self.logits.row(row), &mut self.scratch);
         // A panic in here, say of the tokenizer on a strange vocabulary, costs one request and not the engine.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let token = sequence.sampler.sample(logits, scratch)?;
-            Ok::<_, InvalidLogits>(sequence.accept(token))
+            let sampled = sequence.sampler.sample(logits, None, scratch)?;
+            Ok::<_, InvalidLogits>(sequence.accept(sampled))
         }));
         let key = sequence.request;
         match outcome {

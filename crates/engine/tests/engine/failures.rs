@@ -76,7 +76,7 @@ fn a_nan_fails_its_own_request_and_no_other() {
         let second = engine.submit(request("> ", sampling)).unwrap();
         gate.open();
         let failed = read(first);
-        let reason = "the logit of token 0 is not a number".to_owned();
+        let reason = "the logit of token 0 is not a number; the weights may be damaged".to_owned();
         // Two tokens of prompt and one generated: the fourth could not be chosen.
         assert_eq!(failed.error, Some(EngineError::InvalidLogits { position: 3, reason }));
         assert_eq!(read(second).text(), "Hello");

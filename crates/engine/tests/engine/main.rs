@@ -7,4 +7,5 @@ mod failures;
 mod generation;
 mod life_cycle;
 mod model;
+mod sampling;
 mod support;

@@ -7,7 +7,7 @@ use taper_checkpoint::Checkpoint;
 use taper_engine::stub::{StubRunner, stub_limits};
 use taper_engine::{
     Engine, EngineConfig, EngineError, EngineHandle, Event, EventStream, FinishReason, Request, RunnerLimits,
-    SamplingParams, Usage,
+    SamplingParams, TokenLogprobs, Usage,
 };
 use taper_testkit::tiny::TinyModel;
 use taper_testkit::vocab::ByteVocab;
@@ -86,6 +86,7 @@ pub(crate) struct Choice {
     pub(crate) text: String,
     pub(crate) pieces: Vec<String>,
     pub(crate) tokens: Vec<u32>,
+    pub(crate) logprobs: Vec<TokenLogprobs>,
     pub(crate) reason: Option<FinishReason>,
 }
 
@@ -93,6 +94,7 @@ pub(crate) struct Choice {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Answer {
     pub(crate) choices: Vec<Choice>,
+    pub(crate) prompt_logprobs: Option<Vec<Option<TokenLogprobs>>>,
     pub(crate) usage: Option<Usage>,
     pub(crate) error: Option<EngineError>,
 }
@@ -122,18 +124,25 @@ pub(crate) fn read(mut stream: EventStream) -> Answer {
     let mut answer = Answer::default();
     while let Some(event) = stream.blocking_recv() {
         match event {
-            Event::Text { choice, text, tokens } => {
-                assert!(!text.is_empty() && !tokens.is_empty());
-                let choice = answer.choice(choice);
-                choice.text.push_str(&text);
-                choice.pieces.push(text);
-                choice.tokens.extend(tokens);
+            Event::PromptLogprobs(logprobs) => {
+                assert!(answer.choices.is_empty() && answer.prompt_logprobs.is_none(), "before all text, and once");
+                answer.prompt_logprobs = Some(logprobs);
             }
-            Event::Finished { choice, reason, text, tokens } => {
+            Event::Text { choice, text, tokens, logprobs } => {
+                assert!(!text.is_empty() && !tokens.is_empty());
+                assert!(logprobs.is_empty() || logprobs.len() == tokens.len());
                 let choice = answer.choice(choice);
                 choice.text.push_str(&text);
                 choice.pieces.push(text);
                 choice.tokens.extend(tokens);
+                choice.logprobs.extend(logprobs);
+            }
+            Event::Finished { choice, reason, text, tokens, logprobs } => {
+                let choice = answer.choice(choice);
+                choice.text.push_str(&text);
+                choice.pieces.push(text);
+                choice.tokens.extend(tokens);
+                choice.logprobs.extend(logprobs);
                 choice.reason = Some(reason);
             }
             Event::Done(usage) => {

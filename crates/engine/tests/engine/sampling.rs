@@ -1,0 +1,196 @@
+//! Sampling parameters through the engine: that each one reaches the answer, alone and in company.
+
+use crate::support::*;
+use taper_engine::stub::StubRunner;
+use taper_engine::{EngineError, FinishReason, SamplingParams, SubmitError};
+
+/// A model that would say "abcabc..." for ever: each letter is followed by the next, with the end of the text as the second
+/// best and `z` as the third.
+fn alphabet() -> StubRunner {
+    let end = end_token() as usize;
+    StubRunner::with_logits(limits(), move |tokens, logits| {
+        let last = tokens[tokens.len() - 1];
+        let next = if (97..99).contains(&last) { last + 1 } else { 97 };
+        logits[next as usize] = 6.0;
+        logits[end] = 5.0;
+        logits[usize::from(b'z')] = 4.0;
+    })
+}
+
+fn answer(sampling: SamplingParams) -> Answer {
+    ask(&start(alphabet()), request("> ", SamplingParams { max_tokens: Some(9), ..sampling }))
+}
+
+fn check(sampling: SamplingParams, text: &str, reason: FinishReason) {
+    let asked = format!("{sampling:?}");
+    let answer = answer(sampling);
+    assert_eq!((answer.text(), answer.reason()), (text, reason), "{asked}");
+}
+
+#[test]
+fn penalties_see_what_was_generated() {
+    let greedy = SamplingParams::greedy;
+    check(greedy(), "abcabcabc", FinishReason::Length);
+    // 6 - 1.5 is less than the end's 5, once a letter was seen.
+    check(SamplingParams { presence_penalty: 1.5, ..greedy() }, "abc", FinishReason::Stop);
+    // 6 - 2 * 0.6 as well, but only the second time.
+    check(SamplingParams { frequency_penalty: 0.6, ..greedy() }, "abcabc", FinishReason::Stop);
+    check(SamplingParams { repetition_penalty: 1.3, ..greedy() }, "abc", FinishReason::Stop);
+}
+
+#[test]
+fn the_repetition_penalty_sees_the_prompt_and_the_others_do_not() {
+    let engine = start(alphabet());
+    let check = |sampling: SamplingParams, expected| {
+        let sampling = SamplingParams { max_tokens: Some(3), ..sampling };
+        assert_eq!(ask(&engine, request("abc", sampling)).text(), expected);
+    };
+    let greedy = SamplingParams::greedy;
+    check(SamplingParams { repetition_penalty: 1.3, ..greedy() }, "");
+    check(SamplingParams { presence_penalty: 2.0, frequency_penalty: 2.0, ..greedy() }, "abc");
+}
+
+#[test]
+fn biases_sets_and_bad_words_change_what_is_chosen() {
+    let greedy = SamplingParams::greedy;
+    let (a, b, z) = (u32::from(b'a'), u32::from(b'b'), u32::from(b'z'));
+    check(SamplingParams { logit_bias: vec![(z, 10.0)], ..greedy() }, "zzzzzzzzz", FinishReason::Length);
+    check(SamplingParams { logit_bias: vec![(b, -100.0)], ..greedy() }, "a", FinishReason::Stop);
+    check(SamplingParams { allowed_token_ids: Some(vec![a, z]), ..greedy() }, "azazazaza", FinishReason::Length);
+    check(SamplingParams { bad_words: vec![vec![a, b]], ..greedy() }, "a", FinishReason::Stop);
+    let bans = SamplingParams { bad_words: vec![bytes("ab"), vec![end_token()]], ..greedy() };
+    check(bans, "azazazaza", FinishReason::Length);
+}
+
+#[test]
+fn min_tokens_rules_the_end_out_until_then() {
+    let greedy = || SamplingParams { logit_bias: vec![(end_token(), 10.0)], ..SamplingParams::greedy() };
+    check(greedy(), "", FinishReason::Stop);
+    check(SamplingParams { min_tokens: 4, ..greedy() }, "abca", FinishReason::Stop);
+    let ignoring = SamplingParams { min_tokens: 4, ignore_eos: true, ..greedy() };
+    check(ignoring, "", FinishReason::Length);
+}
+
+#[test]
+fn min_tokens_rules_out_stop_tokens_and_stop_strings_too() {
+    let greedy = |min_tokens| SamplingParams { min_tokens, ..SamplingParams::greedy() };
+    let stop_b = |min_tokens| SamplingParams { stop_token_ids: vec![u32::from(b'b')], ..greedy(min_tokens) };
+    check(stop_b(0), "a", FinishReason::Stop);
+    // The end is ruled out with it, so the third best comes.
+    check(stop_b(3), "aza", FinishReason::Stop);
+    let stop_abc = |min_tokens| SamplingParams { stop: vec!["bc".into()], ..greedy(min_tokens) };
+    check(stop_abc(0), "a", FinishReason::Stop);
+    check(stop_abc(4), "abca", FinishReason::Stop);
+}
+
+#[test]
+fn a_stop_may_be_part_of_the_text() {
+    let shown = |stop: &str, stop_token_ids: Vec<u32>| SamplingParams {
+        stop: vec![stop.into()],
+        stop_token_ids,
+        include_stop_str_in_output: true,
+        ..SamplingParams::greedy()
+    };
+    check(shown("bc", vec![]), "abc", FinishReason::Stop);
+    check(shown("nowhere", vec![u32::from(b'c')]), "abc", FinishReason::Stop);
+    check(shown("c", vec![u32::from(b'c')]), "abc", FinishReason::Stop);
+    check(shown("bx", vec![u32::from(b'b')]), "ab", FinishReason::Stop);
+}
+
+#[test]
+fn log_probabilities_travel_with_their_tokens() {
+    let engine = start(replying("a🦀 stop here"));
+    let sampling = SamplingParams { logprobs: Some(2), stop: vec!["stop".into()], ..SamplingParams::greedy() };
+    let answer = ask(&engine, request("> ", sampling));
+    assert_eq!(answer.text(), "a🦀 ");
+    let choice = &answer.choices[0];
+    let told: Vec<u32> = choice.logprobs.iter().map(|logprobs| logprobs.token).collect();
+    assert_eq!((told.as_slice(), choice.tokens.len()), (choice.tokens.as_slice(), 10), "the stop string's as well");
+    for logprobs in &choice.logprobs {
+        assert_eq!((logprobs.rank, logprobs.top.len(), logprobs.top[0].0), (1, 2, logprobs.token));
+        assert!(logprobs.logprob > -1e-6 && logprobs.top[1].1 < -29.9, "{logprobs:?}");
+    }
+    assert!(ask(&engine, greedy("> ", 4)).choices[0].logprobs.is_empty(), "nobody asked");
+}
+
+#[test]
+fn log_probabilities_are_those_of_the_model_and_not_of_the_parameters() {
+    let sampling = SamplingParams {
+        logprobs: Some(1),
+        logit_bias: vec![(u32::from(b'z'), 50.0)],
+        temperature: 0.5,
+        seed: Some(1),
+        ..SamplingParams::default()
+    };
+    let answer = answer(sampling);
+    assert_eq!(answer.text(), "zzzzzzzzz");
+    // Logits 6, 5 and 4 above zeros everywhere else.
+    let total = 6f64.exp() + 5f64.exp() + 4f64.exp() + (vocab_size() - 3) as f64;
+    for logprobs in &answer.choices[0].logprobs {
+        assert!((f64::from(logprobs.logprob) - (4.0 - total.ln())).abs() < 1e-5, "{logprobs:?}");
+        assert_eq!((logprobs.rank, logprobs.top[0].0), (3, u32::from(b'a')));
+    }
+}
+
+/// Everything at once, so that state of every processor would show.
+fn everything(seed: u64) -> SamplingParams {
+    SamplingParams {
+        seed: Some(seed),
+        max_tokens: Some(40),
+        min_tokens: 5,
+        top_k: 20,
+        top_p: 0.95,
+        min_p: 0.01,
+        typical_p: 0.9,
+        temperature: 0.8,
+        presence_penalty: 0.3,
+        frequency_penalty: 0.2,
+        repetition_penalty: 1.2,
+        logit_bias: vec![(u32::from(b'e'), 0.5), (u32::from(b'q'), -5.0)],
+        bad_words: vec![bytes("ab"), bytes("cde")],
+        logprobs: Some(3),
+        ..SamplingParams::default()
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_text_alone_and_in_company() {
+    let prompts: Vec<String> = (0..10).map(|number| format!("{number} and more")).collect();
+    let engine = start(chaotic(limits()));
+    let alone: Vec<Answer> =
+        prompts.iter().zip(0..).map(|(prompt, seed)| ask(&engine, request(prompt, everything(seed)))).collect();
+    // Too few blocks for all at once: some are preempted and computed again.
+    let few = taper_engine::RunnerLimits { num_blocks: 14, block_size: 8, max_rows: 24, ..limits() };
+    let (runner, gate) = chaotic(few).with_gate();
+    let engine = start(runner);
+    let submit = |(prompt, seed): (&String, u64)| engine.submit(request(prompt, everything(seed))).unwrap();
+    let streams: Vec<_> = prompts.iter().zip(0..).map(submit).collect();
+    gate.open();
+    let together: Vec<Answer> = streams.into_iter().map(read).collect();
+    for (alone, together) in alone.iter().zip(&together) {
+        assert_eq!(alone.choices, together.choices);
+        assert!(!alone.choices[0].text.contains("ab") && !alone.choices[0].text.contains("cde"));
+    }
+    assert!(engine.status().preemptions > 0, "{:?}", engine.status());
+}
+
+#[test]
+fn sets_without_a_common_token_fail_the_request_and_not_the_engine() {
+    let engine = start(StubRunner::with_logits(limits(), |_, logits| {
+        logits.fill(f32::NEG_INFINITY);
+        logits[97] = 1.0;
+    }));
+    let sampling = SamplingParams { allowed_token_ids: Some(vec![98]), ..SamplingParams::greedy() };
+    let failed = ask(&engine, request("> ", sampling));
+    let Some(EngineError::InvalidLogits { position: 2, reason }) = failed.error else { panic!("{failed:?}") };
+    assert!(reason.contains("allowed_token_ids"), "{reason}");
+    assert_eq!(ask(&engine, greedy("> ", 2)).text(), "aa");
+}
+
+#[test]
+fn a_token_outside_the_vocabulary_is_refused_at_the_door() {
+    let engine = start(alphabet());
+    let sampling = SamplingParams { logit_bias: vec![(vocab_size() as u32, 1.0)], ..SamplingParams::default() };
+    let refused = engine.submit(request("> ", sampling)).unwrap_err();
+    assert!(matches!(refused, SubmitError::InvalidParam { param: "logit_bias", .. }), "{refused:?}");
+}
