@@ -8,6 +8,7 @@
 //! result depends on its own sequence only. All activations are allocated at load for the largest step, so a forward pass
 //! allocates nothing.
 
+mod blocks;
 mod fill;
 mod observe;
 
@@ -73,6 +74,9 @@ pub struct Llama<B: Backend> {
     /// Per layer and KV head, while a calibration runs.
     observed: Option<Vec<Vec<ScoreStatistics>>>,
     plan: memory::Plan,
+    layout: KvLayout,
+    /// Names the content of the file that the weights are from.
+    file_digest: String,
     max_rows: usize,
     max_logit_rows: usize,
     weight_bytes_per_token: usize,
@@ -134,7 +138,8 @@ impl<B: Backend> Llama<B> {
         };
         let block_bytes = backend.kv_block_bytes(layout(1)).saturating_mul(config.num_layers);
         let plan = memory::plan(&config, &options, block_bytes, memory::available_bytes())?;
-        let cache = backend.kv_cache(layout(plan.num_blocks))?;
+        let layout = layout(plan.num_blocks);
+        let cache = backend.kv_cache(layout)?;
         let workspace = Workspace::new(&backend, &config, options.max_rows, options.max_logit_rows)?;
         let weights = Weights::load(&backend, checkpoint, &config, progress)?;
         Ok(Llama {
@@ -153,6 +158,8 @@ impl<B: Backend> Llama<B> {
             cache,
             workspace,
             plan,
+            layout,
+            file_digest: blocks::digest_of_nothing(),
         })
     }
 

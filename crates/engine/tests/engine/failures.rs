@@ -114,6 +114,21 @@ fn a_runner_that_gives_too_few_rows_fails_the_step() {
         ) -> Result<(), taper_engine::RunnerError> {
             Ok(())
         }
+        fn copy_block(&mut self, _: u32, _: u32) -> Result<(), taper_engine::RunnerError> {
+            Ok(())
+        }
+        fn export_block(&self, _: u32, _: &mut Vec<u8>) -> Result<(), taper_engine::RunnerError> {
+            Ok(())
+        }
+        fn import_block(&mut self, _: u32, _: &[u8]) -> Result<(), taper_engine::RunnerError> {
+            Ok(())
+        }
+        fn block_bytes(&self) -> usize {
+            0
+        }
+        fn identity(&self) -> String {
+            "mute".into()
+        }
     }
     let engine = taper_engine::Engine::start(Box::new(Mute), tokenizer(), EngineConfig::default());
     let failed = ask(&engine, greedy("> ", 1));

@@ -31,6 +31,26 @@ impl<R: Runner> Runner for Recorder<R> {
         }
         Ok(())
     }
+
+    fn copy_block(&mut self, from: u32, to: u32) -> Result<(), RunnerError> {
+        self.runner.copy_block(from, to)
+    }
+
+    fn export_block(&self, block: u32, out: &mut Vec<u8>) -> Result<(), RunnerError> {
+        self.runner.export_block(block, out)
+    }
+
+    fn import_block(&mut self, block: u32, bytes: &[u8]) -> Result<(), RunnerError> {
+        self.runner.import_block(block, bytes)
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.runner.block_bytes()
+    }
+
+    fn identity(&self) -> String {
+        self.runner.identity()
+    }
 }
 
 /// How a set of requests is served.
