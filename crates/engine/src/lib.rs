@@ -8,7 +8,9 @@
 //! What is left to others: arithmetic (`models`, `kernels`), prompts and templates (`text`), HTTP (`server`).
 #![forbid(unsafe_code)]
 
+mod block_hash;
 mod block_manager;
+mod disk_cache;
 mod event;
 mod handle;
 mod model_runner;
@@ -22,7 +24,9 @@ pub mod stub;
 mod submit;
 mod worker;
 
+pub use block_hash::BlockHash;
 pub use block_manager::{BlockManager, BlockTable};
+pub use disk_cache::{DiskCache, DiskCacheError, DiskCacheStats, file_digest};
 pub use event::{EngineError, Event, EventStream, FinishReason, Timings, Usage};
 pub use handle::{Engine, EngineConfig, EngineHandle, EngineStatus};
 pub use model_runner::ModelRunner;

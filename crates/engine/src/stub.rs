@@ -295,8 +295,10 @@ impl StubRunner {
         }
     }
 
-    /// Checks that every key that the slice sees was computed after the tokens that it sees before it.
+    /// Checks that the slice's tokens are still there, and that every key that it sees was computed after the tokens that it
+    /// sees before it.
     fn check_pasts(&self, slice: &SequenceSlice<'_>, tokens: &[u32]) {
+        assert!(tokens.ends_with(slice.tokens), "{:?} were overwritten in the same step", slice.tokens);
         for (position, key) in keys(tokens).enumerate() {
             let is_own = self.cache[self.slot(slice, position)] == Some(key);
             assert!(
