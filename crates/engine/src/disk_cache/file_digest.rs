@@ -119,8 +119,7 @@ fn digest(path: &Path) -> io::Result<String> {
         joined.fold(own, Result::and)
     })?;
     let pieces = pieces.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let whole =
-        pieces.iter().fold(Sha256::new_with_prefix(len.to_le_bytes()), |whole, piece| whole.chain_update(piece));
+    let whole = pieces.iter().fold(Sha256::new_with_prefix(len.to_le_bytes()), Digest::chain_update);
     Ok(whole.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 

@@ -90,11 +90,13 @@ impl Index {
         }
     }
 
-    /// The block that goes first, but never `keep`.
+    /// The block that goes first, but neither `keep` nor those before it.
     pub(super) fn victim(&self, keep: Option<BlockHash>) -> Option<BlockHash> {
-        let leaf = self.leaves.iter().map(|&(_, hash)| hash).find(|&hash| Some(hash) != keep);
-        // Only files that were renamed by hand follow each other in a circle.
-        leaf.or_else(|| self.entries.keys().copied().find(|&hash| Some(hash) != keep))
+        if self.leaves.is_empty() {
+            // Files that were renamed by hand follow each other in a circle.
+            return self.entries.keys().copied().find(|&hash| Some(hash) != keep);
+        }
+        self.leaves.iter().map(|&(_, hash)| hash).find(|&hash| Some(hash) != keep)
     }
 
     /// The files whose own time is behind, with the time they should have; they count as told.

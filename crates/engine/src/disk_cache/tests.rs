@@ -118,13 +118,23 @@ fn the_least_recently_used_go_first_across_restarts() {
 }
 
 #[test]
-fn a_block_is_not_evicted_to_make_room_for_its_child() {
+fn a_chain_is_not_eaten_from_its_beginning_to_make_room_for_its_end() {
+    for room in [1, 3] {
+        let dir = tempfile::tempdir().unwrap();
+        let (chain, other) = (chain("", 5), chain("other", 1));
+        let cache = open_for(&dir, "model", room);
+        store(&cache, &chain);
+        assert_eq!(held(&cache, &chain), [0, 1, 2, 3, 4].map(|at| at < room), "and what follows could serve nobody");
+        assert_eq!((cache.stats().dropped, cache.stats().evicted), (5 - room, 0));
+        store(&cache, &other);
+        assert_eq!(cache.load(other[0]), Some(bytes(other[0])));
+        assert_eq!(held(&cache, &chain), [0, 1, 2, 3, 4].map(|at| at + 1 < room));
+    }
+}
+
+#[test]
+fn a_limit_below_one_block_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
-    let chain = chain("", 3);
-    let cache = open_for(&dir, "model", 1);
-    store(&cache, &chain);
-    assert_eq!(held(&cache, &chain), [true, false, false], "and the grandchild could serve nobody");
-    assert_eq!((cache.stats().dropped, cache.stats().evicted), (2, 0));
     let small = DiskCache::open(dir.path(), "model", BLOCK, FILE - 1);
     assert!(matches!(small, Err(DiskCacheError::TooSmall { .. })));
 }
