@@ -143,6 +143,9 @@ impl DiskCache {
                 state.index.insert(hash, entry);
             }
         }
+        if state.stats.damaged > 0 {
+            tracing::warn!("{} damaged blocks in {} are dropped", state.stats.damaged, dir.display());
+        }
         let shared = Arc::new(Shared { folder, block_bytes, max_bytes, create, state: Mutex::new(state) });
         let writer = shared.folder.may_write().then(|| {
             let (sender, jobs) = sync_channel((QUEUE_BYTES / block_bytes.max(1)).max(MIN_QUEUE_BLOCKS));
