@@ -71,17 +71,20 @@ impl Patience {
     }
 }
 
-/// Removes blocks until so many bytes fit, but not the parent of what is to come. Whether they do.
+/// Removes blocks until so many bytes fit, but neither the parent of what is to come nor those before it. Whether they do.
 fn make_room(shared: &Shared, bytes: u64, parent: Option<BlockHash>) -> bool {
-    let mut state = shared.state();
-    while state.index.bytes() + bytes > shared.max_bytes {
-        let Some(victim) = state.index.victim(parent) else { return false };
-        if let Some(entry) = state.index.remove(victim) {
-            shared.folder.remove(&entry.path);
-            state.stats.evicted += 1;
+    loop {
+        let mut state = shared.state();
+        if state.index.bytes() + bytes <= shared.max_bytes {
+            return true;
         }
+        let victim = state.index.victim(parent).and_then(|victim| state.index.remove(victim));
+        let Some(Entry { path, .. }) = victim else { return false };
+        state.stats.evicted += 1;
+        // The system takes its time to remove a file, and nobody else should wait for it.
+        drop(state);
+        shared.folder.remove(&path);
     }
-    true
 }
 
 /// Writes a block and makes it known; whether that worked.
