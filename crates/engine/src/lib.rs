@@ -10,6 +10,7 @@
 
 mod block_manager;
 mod event;
+mod grammar;
 mod handle;
 mod model_runner;
 mod params;
@@ -24,6 +25,7 @@ mod worker;
 
 pub use block_manager::{BlockManager, BlockTable};
 pub use event::{EngineError, Event, EventStream, FinishReason, Timings, Usage};
+pub use grammar::{MaskError, MaskTimes, MaskWorker, Masked};
 pub use handle::{Engine, EngineConfig, EngineHandle, EngineStatus};
 pub use model_runner::ModelRunner;
 pub use params::{InvalidParam, MAX_CHOICES, SamplingParams};
