@@ -150,13 +150,15 @@ mod tests {
     }
 
     fn check(body: Value, expected: &GrammarSpec) {
-        assert_eq!(read(body.clone()).unwrap().as_ref(), Some(expected), "{body}");
+        let shown = body.to_string();
+        assert_eq!(read(body).unwrap().as_ref(), Some(expected), "{shown}");
     }
 
     fn check_refused(body: Value, param: &str, parts: &[&str]) {
-        let error = read(body.clone()).expect_err("should be refused");
+        let shown = body.to_string();
+        let error = read(body).expect_err("should be refused");
         assert_eq!(error.status(), 400);
-        assert_eq!(error.to_json()["error"]["param"], param, "{body}");
+        assert_eq!(error.to_json()["error"]["param"], param, "{shown}");
         for part in parts {
             assert!(error.message().contains(part), "no {part:?} in {}", error.message());
         }

@@ -57,6 +57,7 @@ struct Job {
 }
 
 /// What the thread gives back.
+#[derive(Debug)]
 struct Done {
     key: SequenceId,
     outcome: Result<(Grammar, Vec<u32>, Vec<BitMask>), MaskError>,

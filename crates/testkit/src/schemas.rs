@@ -115,7 +115,7 @@ fn value(rng: &mut SplitMix, depth: usize, definitions: &[&str]) -> Value {
         return json!({"$ref": format!("#/$defs/{}", rng.pick(definitions))});
     }
     match rng.below(if depth > 0 { 11 } else { 8 }) {
-        0 => json!({"type": "string", "maxLength": 8 + rng.below(25)}),
+        0 => json!({"type": "string", "maxLength": rng.pick(&[20, 40, 60, 100])}),
         1 => json!({"type": "string", "pattern": rng.pick(PATTERNS).0}),
         2 => {
             let low = rng.below(2000) as i64 - 1000;
@@ -125,7 +125,7 @@ fn value(rng: &mut SplitMix, depth: usize, definitions: &[&str]) -> Value {
         4 => json!({"type": "boolean"}),
         5 => json!({"enum": ["small", "medium", 3, null, true]}),
         6 => json!({"const": rng.pick(&["v1", "fixed"])}),
-        7 => json!({"type": ["string", "null"], "maxLength": 12}),
+        7 => json!({"type": ["string", "null"], "maxLength": 50}),
         8 => {
             let low = rng.below(3);
             let items = value(rng, depth - 1, definitions);

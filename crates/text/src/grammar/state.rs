@@ -13,7 +13,8 @@ use super::{BitMask, GrammarError};
 /// Tokens that end a generation never reach the parser: they are allowed exactly where the grammar may end, and once one is
 /// accepted nothing but them may follow.
 pub struct Grammar {
-    matcher: Matcher,
+    /// Boxed: it is a kilobyte, and grammars travel between threads at each token.
+    matcher: Box<Matcher>,
     sets: Arc<TokenSets>,
     /// Accepted tokens of text.
     num_text: usize,
@@ -24,13 +25,13 @@ pub struct Grammar {
 impl Clone for Grammar {
     fn clone(&self) -> Grammar {
         // Deep: a shallow clone shares its lexer, and one sequence's fault or appetite for states would be all sequences'.
-        Grammar { matcher: self.matcher.deep_clone(), sets: Arc::clone(&self.sets), ..*self }
+        Grammar { matcher: Box::new(self.matcher.deep_clone()), sets: Arc::clone(&self.sets), ..*self }
     }
 }
 
 impl Grammar {
     pub(super) fn new(matcher: Matcher, sets: Arc<TokenSets>) -> Grammar {
-        Grammar { matcher, sets, num_text: 0, num_ends: 0 }
+        Grammar { matcher: Box::new(matcher), sets, num_text: 0, num_ends: 0 }
     }
 
     /// An empty mask of the vocabulary's size.

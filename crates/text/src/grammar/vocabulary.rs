@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use llguidance::ParserFactory;
-use toktrie::{INVALID_TOKEN, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
+use toktrie::{INVALID_TOKEN, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
 
 use super::{BitMask, GrammarError, limits};
 use crate::Tokenizer;
@@ -17,6 +17,16 @@ use crate::vocabulary::TokenKind;
 
 /// Bytes of the longest token that the trie can hold (its nodes count their parents in ten bits).
 const MAX_TOKEN_BYTES: usize = 1000;
+
+/// Sets of tokens that are allowed as a whole where the grammar takes all of their texts, so that only the rest of the trie
+/// is walked: the insides of JSON strings, by their longest length, since a string with `maxLength` takes short ones only.
+const SLICES: [&str; 5] = [
+    r#"[^"\\\x00-\x1F\x7F]{1,10}"#,
+    r#"[^"\\\x00-\x1F\x7F]{1,14}"#,
+    r#"[^"\\\x00-\x1F\x7F]{1,20}"#,
+    r#"[^"\\\x00-\x1F\x7F]{1,30}"#,
+    r#"[^"\\\x00-\x1F\x7F]+"#,
+];
 
 /// Tokens by what they are to a grammar.
 #[derive(Debug)]
@@ -78,8 +88,9 @@ impl GrammarVocabulary {
         let first_end = tokenizer.end_of_generation().first().copied().unwrap_or(INVALID_TOKEN);
         let trie = TokTrie::from(&TokRxInfo::new(num_tokens as u32, first_end), &words);
         let environment: TokEnv = Arc::new(Environment { tokenizer: Arc::clone(tokenizer), trie });
-        let mut factory =
-            ParserFactory::new_simple(&environment).map_err(|error| GrammarError::Vocabulary(error.to_string()))?;
+        let slices = SLICES.map(str::to_owned);
+        let mut factory = ParserFactory::new(&environment, InferenceCapabilities::default(), &slices)
+            .map_err(|error| GrammarError::Vocabulary(error.to_string()))?;
         factory.quiet();
         *factory.limits_mut() = limits::parser_limits();
         Ok(GrammarVocabulary { factory, sets: Arc::new(TokenSets { text, ends }) })
