@@ -5,6 +5,9 @@ use std::sync::OnceLock;
 use taper_engine::{MaskError, MaskWorker, Masked, SequenceId};
 use taper_text::{BitMask, Grammar, GrammarCompiler, GrammarSpec};
 
+/// The tokens that end a generation.
+const ENDS: &str = "<|endoftext|><|im_end|>";
+
 fn grammar(expression: &str) -> Grammar {
     static COMPILER: OnceLock<GrammarCompiler> = OnceLock::new();
     let compiler = COMPILER.get_or_init(|| GrammarCompiler::new(tokenizer()));
@@ -28,7 +31,7 @@ fn the_mask_is_for_the_place_behind_the_forced_tokens() {
     let mut grammar = masked.grammar;
     grammar.accept(u32::from(b'z')).unwrap();
     let masked = ask(&mut worker, grammar, "");
-    assert_eq!((masked.forced, allowed(&masked.masks[0])), (bytes("wv"), "<|im_end|>".to_owned()));
+    assert_eq!((masked.forced, allowed(&masked.masks[0])), (bytes("wv"), ENDS.to_owned()));
     assert!(masked.grammar.is_finished());
 }
 
@@ -45,7 +48,7 @@ fn guesses_get_a_mask_each_until_the_grammar_refuses_one() {
     guesses.push(end_token());
     worker.request(SequenceId(1), masked.grammar, guesses, masked.masks);
     let masked = worker.take(SequenceId(1)).unwrap();
-    assert_eq!(masks(&masked), ["pq", "rs", "uv", "<|im_end|>", "<|im_end|>"]);
+    assert_eq!(masks(&masked), ["pq", "rs", "uv", ENDS, ENDS]);
     assert!(!masked.grammar.is_finished());
 }
 
