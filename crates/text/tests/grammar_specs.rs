@@ -181,6 +181,8 @@ fn what_cannot_be_used_is_refused_with_what_and_where() {
     check_invalid(&GrammarSpec::Lark("start: \"a".to_owned()), &["grammar"]);
     check_invalid(&GrammarSpec::Lark("start: <[5]>".to_owned()), &["only text"]);
     check_invalid(&GrammarSpec::Lark(String::new()), &["grammar"]);
+    check_invalid(&gbnf("root ::= root"), &["GBNF grammar"]);
+    check_invalid(&GrammarSpec::Lark("start: start".to_owned()), &["grammar"]);
     check_invalid(&gbnf("root ::= nope"), &["GBNF grammar", "line 1", "nope"]);
 }
 
@@ -194,7 +196,10 @@ fn hostile_specifications_end_in_an_error_or_a_grammar_and_never_in_a_crash() {
     check_invalid(&regex(&"(".repeat(100_000)), &["nested"]);
     check_invalid(&regex(&"a".repeat(2_000_000)), &["bytes"]);
     check_invalid(&GrammarSpec::Lark(format!("start: {}", "(".repeat(50_000))), &["nested"]);
+    let properties: serde_json::Map<String, Value> =
+        (0..2500).map(|n| (format!("p{n}"), json!({"type": "string", "pattern": format!("^a{n}[b-z]+$")}))).collect();
     let others = [
+        schema(json!({"properties": properties})),
         schema(json!({"$ref": "#"})),
         schema(json!({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"})),
         schema(json!({"allOf": [{"$ref": "#"}, {"$ref": "#"}]})),

@@ -211,10 +211,24 @@ fn build(spec: &GrammarSpec, blank_first: bool, vocabulary: &GrammarVocabulary) 
     let source = if blank_first { after_blank(source) } else { source };
     let parser = vocabulary.factory.create_parser(source).map_err(|error| invalid(&format!("{error:#}")))?;
     let matcher = Matcher::new(Ok(parser));
-    match matcher.get_error() {
-        Some(error) => Err(invalid(&error)),
-        None => Ok(Grammar::new(matcher, Arc::clone(&vocabulary.sets))),
+    if let Some(error) = matcher.get_error() {
+        return Err(invalid(&error));
     }
+    let grammar = Grammar::new(matcher, Arc::clone(&vocabulary.sets));
+    // A grammar that cannot take its first step is the client's mistake now, and a failed answer later.
+    match first_step(grammar.clone()) {
+        Err(GrammarError::Stuck(reason)) => Err(GrammarError::invalid(spec.kind(), reason)),
+        Err(error) => Err(error),
+        Ok(()) => Ok(grammar),
+    }
+}
+
+fn first_step(mut grammar: Grammar) -> Result<(), GrammarError> {
+    for token in grammar.forced()? {
+        grammar.accept(token)?;
+    }
+    let mut mask = grammar.empty_mask();
+    grammar.mask(&mut mask)
 }
 
 /// An error of the library, fit for a client: without its own appendices, and not endless.

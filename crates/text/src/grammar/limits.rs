@@ -17,16 +17,16 @@ pub(super) const MAX_NESTING: usize = 128;
 /// Alternatives of a choice.
 pub(super) const MAX_CHOICES: usize = 10_000;
 /// Compilations at a time, whether somebody still waits for them or not.
-pub(super) const MAX_COMPILATIONS: usize = 4;
+pub(super) const MAX_COMPILATIONS: usize = 2;
 /// How long a request waits for its grammar.
 pub(super) const COMPILE_DEADLINE: Duration = Duration::from_secs(10);
 /// Stack of a compilation: its parsers recurse to [`MAX_NESTING`] and further through references. Only touched pages cost.
 pub(super) const COMPILE_STACK_BYTES: usize = 256 << 20;
 
-/// The library's limits: its defaults but for two. A lexer of 50,000 states is at most 100 MB, and errors go to clients, who
-/// need neither the parser's state nor the whole grammar again.
+/// The library's limits: its defaults but for two. Each sequence has a lexer of its own, and a state takes up to two
+/// kilobytes. Errors go to clients, who need neither the parser's state nor the whole grammar again.
 pub(super) fn parser_limits() -> ParserLimits {
-    ParserLimits { max_lexer_states: 50_000, verbose_errors: false, ..ParserLimits::default() }
+    ParserLimits { max_lexer_states: 16_384, verbose_errors: false, ..ParserLimits::default() }
 }
 
 /// Refuses a text that is too long.
