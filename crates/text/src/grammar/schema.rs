@@ -99,8 +99,8 @@ fn is_closable(fields: &Map<String, Value>) -> bool {
 mod tests {
     use super::*;
 
-    fn check(schema: Value, expected: &Value) {
-        let mut prepared = prepare(&schema).unwrap();
+    fn check(schema: &Value, expected: &Value) {
+        let mut prepared = prepare(schema).unwrap();
         let options = prepared.as_object_mut().unwrap().remove("x-guidance").unwrap();
         assert_eq!(options["whitespace_flexible"], false);
         assert_eq!(&prepared, expected, "{schema}");
@@ -109,14 +109,14 @@ mod tests {
     #[test]
     fn objects_that_name_their_properties_are_closed_at_every_level() {
         check(
-            json!({"properties": {"a": {"properties": {}}}, "required": ["a"], "$defs": {"d": {"properties": {}}}}),
+            &json!({"properties": {"a": {"properties": {}}}, "required": ["a"], "$defs": {"d": {"properties": {}}}}),
             &json!({
                 "properties": {"a": {"properties": {}, "additionalProperties": false}}, "required": ["a"],
                 "$defs": {"d": {"properties": {}, "additionalProperties": false}}, "additionalProperties": false,
             }),
         );
         check(
-            json!({"items": {"anyOf": [{"properties": {}}, {"type": "null"}]}}),
+            &json!({"items": {"anyOf": [{"properties": {}}, {"type": "null"}]}}),
             &json!({"items": {"anyOf": [{"properties": {}, "additionalProperties": false}, {"type": "null"}]}}),
         );
     }
@@ -133,13 +133,13 @@ mod tests {
             json!({"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}),
             json!({"properties": {"a": {"$ref": "#/$defs/d", "required": ["x"]}}, "$defs": {"d": {"properties": {}}}}),
         ] {
-            check(open.clone(), &open);
+            check(&open, &open);
         }
     }
 
     #[test]
     fn what_is_no_schema_is_refused() {
-        check(json!(true), &json!({}));
+        check(&json!(true), &json!({}));
         for (bad, part) in
             [(json!(false), "no document"), (json!("x"), "an object, got"), (json!([]), "an object, got")]
         {
