@@ -144,7 +144,7 @@ impl Scheduler {
     /// A second sequence that has the tokens of an entry's sequence, just computed to their end, and goes on with `chosen`.
     /// To be called before the entry is reported with [`Scheduler::advance`]. It shares the blocks and runs at once if the
     /// batch has room, else it waits, without blocks.
-    pub fn fork(&mut self, entry: &StepEntry, id: SequenceId, chosen: u32) {
+    pub fn fork(&mut self, entry: &StepEntry, id: SequenceId, chosen: &[u32]) {
         let from = &self.sequences[&entry.sequence];
         assert_eq!(
             entry.tokens.end,
@@ -156,7 +156,7 @@ impl Scheduler {
         if is_running {
             state.begin(self.blocks.fork(&from.blocks), entry.tokens.end);
         }
-        state.push(chosen);
+        chosen.iter().for_each(|&token| state.push(token));
         state.publish(&mut self.blocks);
         let ranks = if is_running { &mut self.running } else { &mut self.waiting };
         ranks.insert((state.priority, id));

@@ -5,12 +5,13 @@
 //! blocks free and its place in the queue open.
 
 use crate::disk_cache::DiskCache;
+use crate::grammar::MaskWorker;
 use crate::handle::Shared;
 use crate::handle::{EngineConfig, Speculation};
 use crate::pace::Pace;
 use crate::requests::{ActiveRequest, Submission};
 use crate::scheduler::{Admission, Scheduler, SequenceId, Step, StepLimits};
-use crate::sequence::{Accepted, Sequence};
+use crate::sequence::{Accepted, Form, Sequence};
 use crate::speculation::StepCosts;
 use crate::{BlockHash, EngineError, Event, LogitsBuffer, Miss, Request, Runner, Sampler, Scratch};
 use disk::Restoring;
@@ -23,6 +24,7 @@ use taper_text::Tokenizer;
 use tokio::sync::mpsc::UnboundedSender;
 
 mod disk;
+mod form;
 mod guess;
 mod step;
 
@@ -46,6 +48,8 @@ pub(crate) struct Worker {
     speculation: Speculation,
     /// What the names of this runner's blocks begin with.
     identity: String,
+    /// Computes masks of grammars; started by the first.
+    masks: Option<MaskWorker>,
     disk: Option<DiskCache>,
     /// Sequences whose blocks are being read from disk, in the order of their arrival; the scheduler does not know them yet.
     restoring: VecDeque<Restoring>,
@@ -94,6 +98,7 @@ impl Worker {
             pace: Pace::new(config.itl_target),
             costs: StepCosts::default(),
             speculation: config.speculation,
+            masks: None,
             disk,
             restoring: VecDeque::new(),
             commands,
@@ -158,7 +163,7 @@ impl Worker {
         let key = self.num_accepted;
         self.num_accepted += 1;
         let mut active = ActiveRequest::new(events, &request, submitted);
-        let Request { prompt_tokens: prompt, sampling, priority, cache_salt, .. } = request;
+        let Request { prompt_tokens: prompt, sampling, priority, cache_salt, grammar, .. } = request;
         let room = self.context_len - prompt.len();
         let max_len = prompt.len() + sampling.max_tokens.map_or(room, |max| max.min(room));
         let all_logits = sampling.prompt_logprobs.is_some();
@@ -174,7 +179,8 @@ impl Worker {
             }
             active.unfinished.push(id);
             let place = (key, choice);
-            let sequence = Sequence::new(place, prompt.clone(), max_len, &sampling, sampler, &self.tokenizer);
+            let mut sequence = Sequence::new(place, prompt.clone(), max_len, &sampling, sampler, &self.tokenizer);
+            sequence.form = grammar.clone().map(|grammar| Form::Idle(grammar, Vec::new()));
             self.sequences.insert(id, sequence);
         }
         self.requests.insert(key, active);
@@ -318,7 +324,10 @@ impl Worker {
     fn drop_sequence(&mut self, id: SequenceId) {
         self.scheduler.remove(id);
         self.restoring.retain(|restoring| restoring.id != id);
-        if self.sequences.remove(&id).is_some() {
+        if let Some(sequence) = self.sequences.remove(&id) {
+            if let (Some(Form::Asked), Some(masks)) = (sequence.form, &mut self.masks) {
+                masks.abandon(id);
+            }
             self.shared.live.fetch_sub(1, Ordering::AcqRel);
         }
     }

@@ -28,6 +28,8 @@ fn completion(details: Details) -> Completion {
         details,
         num_choices: 2,
         prompt_only: false,
+        form: None,
+        grammars: Vec::new(),
         priority: 0,
         cache_salt: None,
     };
@@ -110,6 +112,8 @@ fn a_prompt_that_begins_with_an_added_token_begins_at_the_text() {
         details: logprobs(),
         num_choices: 1,
         prompt_only: false,
+        form: None,
+        grammars: Vec::new(),
         priority: 0,
         cache_salt: None,
     };
