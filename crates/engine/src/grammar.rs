@@ -11,7 +11,7 @@
 //! A panic while a mask is computed fails that request only.
 
 use crate::SequenceId;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -51,6 +51,7 @@ pub enum MaskError {
 /// What the thread is given.
 struct Job {
     key: SequenceId,
+    ticket: u64,
     grammar: Grammar,
     guesses: Vec<u32>,
     masks: Vec<BitMask>,
@@ -60,6 +61,7 @@ struct Job {
 #[derive(Debug)]
 struct Done {
     key: SequenceId,
+    ticket: u64,
     outcome: Result<(Grammar, Vec<u32>, Vec<BitMask>), MaskError>,
     computed: Duration,
 }
@@ -71,10 +73,12 @@ pub struct MaskWorker {
     jobs: Option<Sender<Job>>,
     done: Receiver<Done>,
     thread: Option<JoinHandle<()>>,
-    /// Results that came while another was waited for.
+    /// The last request's number. It tells a sequence's request from one that was abandoned.
+    last_ticket: u64,
+    /// Requests that are neither taken nor abandoned.
+    open: HashMap<SequenceId, u64>,
+    /// Their results that came while another was waited for.
     ready: HashMap<SequenceId, Done>,
-    /// Sequences that ended while the thread had their grammars.
-    abandoned: HashSet<SequenceId>,
     times: MaskTimes,
 }
 
@@ -86,11 +90,11 @@ impl MaskWorker {
         let work = move || {
             for job in inbox {
                 let begin = Instant::now();
-                let key = job.key;
+                let (key, ticket) = (job.key, job.ticket);
                 // The grammar that panicked is dropped with the job; grammars share nothing that a panic could spoil.
                 let outcome = catch_unwind(AssertUnwindSafe(|| compute(job)));
                 let outcome = outcome.unwrap_or(Err(MaskError::Panicked));
-                if outbox.send(Done { key, outcome, computed: begin.elapsed() }).is_err() {
+                if outbox.send(Done { key, ticket, outcome, computed: begin.elapsed() }).is_err() {
                     return;
                 }
             }
@@ -100,8 +104,9 @@ impl MaskWorker {
             jobs: Some(jobs),
             done,
             thread: Some(thread),
+            last_ticket: 0,
+            open: HashMap::new(),
             ready: HashMap::new(),
-            abandoned: HashSet::new(),
             times: MaskTimes::default(),
         })
     }
@@ -109,13 +114,17 @@ impl MaskWorker {
     /// Has the masks of a sequence computed: what may come next, and behind each of `guesses`. The memory of `recycled` is
     /// used again. One request per sequence at a time: it is taken or abandoned before the next.
     pub fn request(&mut self, key: SequenceId, grammar: Grammar, guesses: Vec<u32>, recycled: Vec<BitMask>) {
-        let job = Job { key, grammar, guesses, masks: recycled };
+        self.last_ticket += 1;
+        let previous = self.open.insert(key, self.last_ticket);
+        assert!(previous.is_none(), "{key:?} has a request already");
+        let job = Job { key, ticket: self.last_ticket, grammar, guesses, masks: recycled };
         // A thread that is gone is noticed by `take`.
         let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
     }
 
     /// Takes what was requested for a sequence, waiting for it if need be.
     pub fn take(&mut self, key: SequenceId) -> Result<Masked, MaskError> {
+        assert!(self.open.contains_key(&key), "nothing was requested for {key:?}");
         let begin = Instant::now();
         let result = loop {
             if let Some(done) = self.ready.remove(&key) {
@@ -124,20 +133,17 @@ impl MaskWorker {
             let Ok(done) = self.done.recv() else { return Err(MaskError::Panicked) };
             self.keep(done);
         };
+        self.open.remove(&key);
         let waited = begin.elapsed();
         let (grammar, forced, masks) = result.outcome?;
         self.times.record(result.computed, waited, masks.len());
         Ok(Masked { grammar, forced, masks, waited, computed: result.computed })
     }
 
-    /// Forgets what was requested for a sequence that ended.
+    /// Forgets what was requested for a sequence that ended, if anything was.
     pub fn abandon(&mut self, key: SequenceId) {
-        while let Ok(done) = self.done.try_recv() {
-            self.keep(done);
-        }
-        if self.ready.remove(&key).is_none() {
-            self.abandoned.insert(key);
-        }
+        self.open.remove(&key);
+        self.ready.remove(&key);
     }
 
     /// The times of recent masks.
@@ -146,7 +152,7 @@ impl MaskWorker {
     }
 
     fn keep(&mut self, done: Done) {
-        if !self.abandoned.remove(&done.key) {
+        if self.open.get(&done.key) == Some(&done.ticket) {
             self.ready.insert(done.key, done);
         }
     }

@@ -8,13 +8,15 @@
 //!
 //! Tokens (`<[151]>`, `<|im_end|>`) are refused: grammars are about text.
 
+mod analysis;
 mod parser;
 mod sets;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt::Write;
 
 use super::{GrammarError, limits};
+use analysis::Analysis;
 use parser::Rule;
 use sets::{ByteSet, Lexeme};
 
@@ -52,12 +54,7 @@ pub(super) fn to_lark(text: &str) -> Result<String, GrammarError> {
 
 struct Writer<'g> {
     rules: &'g [Rule],
-    /// Rules that reach themselves, or a rule that does.
-    recursive: Vec<bool>,
-    /// What a rule begins with, and whether it may be empty.
-    first: Vec<(ByteSet, bool)>,
-    /// What may come behind a rule.
-    follow: Vec<ByteSet>,
+    analysis: Analysis,
     /// Known lexemes by their expression.
     lexemes: HashMap<String, Lexeme>,
     /// Rules that are written or still to be.
@@ -66,31 +63,7 @@ struct Writer<'g> {
 
 impl<'g> Writer<'g> {
     fn new(rules: &'g [Rule]) -> Writer<'g> {
-        let mut writer = Writer {
-            rules,
-            recursive: recursive(rules),
-            first: vec![(ByteSet::EMPTY, false); rules.len()],
-            follow: vec![ByteSet::EMPTY; rules.len()],
-            lexemes: HashMap::new(),
-            wanted: Vec::new(),
-        };
-        loop {
-            let first: Vec<_> = rules.iter().map(|rule| writer.first(&rule.body)).collect();
-            if first == writer.first {
-                break;
-            }
-            writer.first = first;
-        }
-        loop {
-            let mut follow = writer.follow.clone();
-            for (rule, behind) in rules.iter().zip(&writer.follow) {
-                writer.note_follow(&rule.body, *behind, &mut follow);
-            }
-            if follow == writer.follow {
-                return writer;
-            }
-            writer.follow = follow;
-        }
+        Writer { rules, analysis: Analysis::new(rules), lexemes: HashMap::new(), wanted: Vec::new() }
     }
 
     fn write(mut self, root: usize) -> Result<String, GrammarError> {
@@ -99,7 +72,7 @@ impl<'g> Writer<'g> {
         let mut done = 0;
         while let Some(&index) = self.wanted.get(done) {
             done += 1;
-            let body = self.part(&self.rules[index].body, self.follow[index])?;
+            let body = self.part(&self.rules[index].body, self.analysis.follow(index))?;
             writeln!(text, "{}: {body}", self.name(index)).expect("a string takes everything");
             limits::check_size(KIND, text.len())?;
         }
@@ -136,7 +109,7 @@ impl<'g> Writer<'g> {
                 Ok(format!("({})", options.join(" | ")))
             }
             Expr::Repeat(inner, min, max) => {
-                let inner = self.part(inner, follow.union(self.first(inner).0))?;
+                let inner = self.part(inner, follow.union(self.analysis.first(inner).0))?;
                 Ok(match (min, max) {
                     (0, None) => format!("({inner})*"),
                     (1, None) => format!("({inner})+"),
@@ -153,12 +126,12 @@ impl<'g> Writer<'g> {
         let mut written = Vec::new();
         let mut at = 0;
         while at < parts.len() {
-            let num_regular = parts[at..].iter().take_while(|part| self.is_regular(part)).count();
+            let num_regular = parts[at..].iter().take_while(|part| self.analysis.is_regular(part)).count();
             let mut end = at + num_regular;
             let shortest = (at + 1).max(end.saturating_sub(MAX_SHORTER));
             let mut lexeme = None;
             while lexeme.is_none() && end > shortest {
-                lexeme = self.lexeme(&parts[at..end], self.behind(&parts[end..], follow))?;
+                lexeme = self.lexeme(&parts[at..end], self.analysis.behind(&parts[end..], follow))?;
                 end -= usize::from(lexeme.is_none());
             }
             match lexeme {
@@ -167,7 +140,7 @@ impl<'g> Writer<'g> {
                     at = end;
                 }
                 None => {
-                    written.push(self.part(&parts[at], self.behind(&parts[at + 1..], follow))?);
+                    written.push(self.part(&parts[at], self.analysis.behind(&parts[at + 1..], follow))?);
                     at += 1;
                 }
             }
@@ -177,7 +150,7 @@ impl<'g> Writer<'g> {
 
     /// The parts as one lexeme, if the longest match of it is the only one.
     fn lexeme(&mut self, parts: &[Expr], follow: ByteSet) -> Result<Option<String>, GrammarError> {
-        if !parts.iter().all(|part| self.is_regular(part)) {
+        if !parts.iter().all(|part| self.analysis.is_regular(part)) {
             return Ok(None);
         }
         let mut expression = String::new();
@@ -245,68 +218,6 @@ impl<'g> Writer<'g> {
         }
         Ok(())
     }
-
-    fn is_regular(&self, expr: &Expr) -> bool {
-        references(expr).into_iter().all(|rule| !self.recursive[rule])
-    }
-
-    /// What the expression begins with, and whether it may be empty, as far as the rules are known.
-    fn first(&self, expr: &Expr) -> (ByteSet, bool) {
-        match expr {
-            Expr::Literal(text) => (text.bytes().take(1).fold(ByteSet::EMPTY, ByteSet::with), text.is_empty()),
-            Expr::Class { ranges, negated } => (ByteSet::of_class(ranges, *negated), false),
-            Expr::Rule(index) => self.first[*index],
-            Expr::Sequence(parts) => {
-                let mut first = ByteSet::EMPTY;
-                for part in parts {
-                    let (of_part, may_be_empty) = self.first(part);
-                    first = first.union(of_part);
-                    if !may_be_empty {
-                        return (first, false);
-                    }
-                }
-                (first, true)
-            }
-            Expr::Choice(options) => options
-                .iter()
-                .map(|option| self.first(option))
-                .fold((ByteSet::EMPTY, false), |(first, may_be_empty), (of_option, option_may)| {
-                    (first.union(of_option), may_be_empty || option_may)
-                }),
-            Expr::Repeat(inner, min, _) => {
-                let (first, may_be_empty) = self.first(inner);
-                (first, may_be_empty || *min == 0)
-            }
-        }
-    }
-
-    /// What may come before `parts` end, where `follow` comes behind them.
-    fn behind(&self, parts: &[Expr], follow: ByteSet) -> ByteSet {
-        let mut behind = ByteSet::EMPTY;
-        for part in parts {
-            let (first, may_be_empty) = self.first(part);
-            behind = behind.union(first);
-            if !may_be_empty {
-                return behind;
-            }
-        }
-        behind.union(follow)
-    }
-
-    /// Adds what may come behind each rule in `expr`, where `behind` may come behind it all.
-    fn note_follow(&self, expr: &Expr, behind: ByteSet, follow: &mut [ByteSet]) {
-        match expr {
-            Expr::Literal(_) | Expr::Class { .. } => {}
-            Expr::Rule(index) => follow[*index] = follow[*index].union(behind),
-            Expr::Sequence(parts) => {
-                for (at, part) in parts.iter().enumerate() {
-                    self.note_follow(part, self.behind(&parts[at + 1..], behind), follow);
-                }
-            }
-            Expr::Choice(options) => options.iter().for_each(|option| self.note_follow(option, behind, follow)),
-            Expr::Repeat(inner, ..) => self.note_follow(inner, behind.union(self.first(inner).0), follow),
-        }
-    }
 }
 
 /// A character as a regular expression has it, inside a class or out.
@@ -316,38 +227,6 @@ fn push_character(letter: char, out: &mut String) {
     } else {
         write!(out, "\\x{{{:X}}}", u32::from(letter)).expect("a string takes everything");
     }
-}
-
-/// The rules that an expression refers to directly.
-fn references(expr: &Expr) -> Vec<usize> {
-    match expr {
-        Expr::Literal(_) | Expr::Class { .. } => Vec::new(),
-        Expr::Rule(index) => vec![*index],
-        Expr::Sequence(parts) | Expr::Choice(parts) => parts.iter().flat_map(references).collect(),
-        Expr::Repeat(inner, ..) => references(inner),
-    }
-}
-
-/// The rules that reach a rule which reaches itself: all but those that remain without references when rules without
-/// references are taken away again and again.
-fn recursive(rules: &[Rule]) -> Vec<bool> {
-    let mut waits_for: Vec<HashSet<usize>> =
-        rules.iter().map(|rule| references(&rule.body).into_iter().collect()).collect();
-    let mut used_by: Vec<Vec<usize>> = vec![Vec::new(); rules.len()];
-    for (rule, references) in waits_for.iter().enumerate() {
-        references.iter().for_each(|&reference| used_by[reference].push(rule));
-    }
-    let mut settled: Vec<usize> = (0..rules.len()).filter(|&rule| waits_for[rule].is_empty()).collect();
-    let mut recursive = vec![true; rules.len()];
-    while let Some(rule) = settled.pop() {
-        recursive[rule] = false;
-        for &user in &used_by[rule] {
-            if waits_for[user].remove(&rule) && waits_for[user].is_empty() {
-                settled.push(user);
-            }
-        }
-    }
-    recursive
 }
 
 #[cfg(test)]
