@@ -325,6 +325,10 @@ fn doctor_says_what_the_machine_has_and_where_things_are() {
     let output = taper(&folder, &["doctor", "--bandwidth-mib", "4", "--threads", "2", "--json"]);
     let found = &rows(stdout(&output))[0];
     assert_eq!((found["threads"].as_u64(), &found["gpu"]["in_this_build"]), (Some(2), &false.into()));
+    let by_default = &found["default_threads"];
+    let performance_cores = by_default["performance_cores"].as_array().unwrap().len() as u64;
+    assert!((1..=performance_cores).contains(&by_default["threads"].as_u64().unwrap()), "{found}");
+    assert!(by_default["why"].as_str().unwrap().contains("processors"), "{found}");
     assert!(found["read_bandwidth"].as_f64() > Some(0.0), "{found}");
     assert!(found["isas_available"].as_array().unwrap().contains(&found["isa"]), "{found}");
     assert!(found["operations"].as_array().unwrap().iter().all(|row| row["kernel"].is_string()), "{found}");

@@ -43,6 +43,14 @@ pub enum Error {
         /// Size of the request.
         bytes: usize,
     },
+    /// Bytes that are not a block of this KV cache.
+    #[error("a block of this KV cache takes {expected} bytes, and {actual} were given")]
+    BlockSize {
+        /// Bytes of one block of all layers.
+        expected: usize,
+        /// Bytes that were given.
+        actual: usize,
+    },
     /// A setting of the backend that this machine cannot honour.
     #[error("{0}")]
     Unsupported(String),
@@ -337,6 +345,15 @@ pub trait Backend: Send + Sync + 'static {
     fn kv_cache(&self, layout: KvLayout) -> Result<Self::KvCache, Error>;
     /// Bytes that one block of one layer takes, keys and values together.
     fn kv_block_bytes(&self, layout: KvLayout) -> usize;
+    /// Makes block `to` what block `from` is, in every layer: keys and values, and whatever the backend keeps beside them.
+    fn copy_kv_block(&self, cache: &mut Self::KvCache, from: u32, to: u32);
+    /// Appends the bytes of a block, all layers of it, to `out`: [`Backend::kv_block_bytes`] of them for each layer.
+    fn export_kv_block(&self, cache: &Self::KvCache, block: u32, out: &mut Vec<u8>);
+    /// Makes a block what was exported, to the bit, from a cache of the same layout but for the number of blocks.
+    ///
+    /// # Errors
+    /// When the bytes are not as many as a block has; the block stays what it was.
+    fn import_kv_block(&self, cache: &mut Self::KvCache, block: u32, bytes: &[u8]) -> Result<(), Error>;
     /// Copies `rows` of a buffer to the host; `out` is `[rows.len(), cols]`.
     fn read_rows(&self, buffer: &Self::Buffer, rows: Range<usize>, out: &mut [f32]);
 

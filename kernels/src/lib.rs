@@ -23,6 +23,10 @@ pub use weight_type::WeightType;
 /// it is the backend's own business.
 pub const BLOCK_SIZE: usize = 64;
 
+/// Raised whenever a build computes other bits than the one before, or lays out a block of the KV cache in another way: blocks
+/// on disk serve only builds of their own version. `models/tests/blocks.rs` notices.
+pub const NUMERICS_VERSION: u32 = 1;
+
 /// Keys in one split of split-KV attention: four blocks. A constant, because a token's bits must not depend on how many
 /// threads share the work: the splits are merged in index order whatever ran them.
 pub const KV_SPLIT: usize = 256;

@@ -9,10 +9,31 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
 /// Types for which all-zero bytes are a value and which need no drop.
-pub(crate) trait Plain: Copy + Default + Send + Sync + 'static {}
-impl Plain for u8 {}
-impl Plain for u16 {}
-impl Plain for f32 {}
+pub(crate) trait Plain: Copy + Default + Send + Sync + 'static {
+    /// Appends the values as little-endian bytes.
+    fn append_bytes(values: &[Self], out: &mut Vec<u8>);
+    /// Takes the values from as many little-endian bytes.
+    fn from_bytes(bytes: &[u8], values: &mut [Self]);
+}
+
+macro_rules! plain {
+    ($($number:ty),*) => {
+        $(impl Plain for $number {
+            fn append_bytes(values: &[Self], out: &mut Vec<u8>) {
+                let start = out.len();
+                out.resize(start + size_of_val(values), 0);
+                let (bytes, _) = out[start..].as_chunks_mut::<{ size_of::<$number>() }>();
+                bytes.iter_mut().zip(values).for_each(|(bytes, value)| *bytes = value.to_le_bytes());
+            }
+            fn from_bytes(bytes: &[u8], values: &mut [Self]) {
+                assert_eq!(bytes.len(), size_of_val(values), "every value has its bytes");
+                let (bytes, _) = bytes.as_chunks::<{ size_of::<$number>() }>();
+                values.iter_mut().zip(bytes).for_each(|(value, bytes)| *value = <$number>::from_le_bytes(*bytes));
+            }
+        })*
+    };
+}
+plain!(u8, u16, f32);
 
 /// A fixed number of `T`, aligned to a page (so to a cache line and to every vector), zero at first.
 pub(crate) struct AlignedVec<T: Plain> {

@@ -8,6 +8,7 @@
 //! result depends on its own sequence only. All activations are allocated at load for the largest step, so a forward pass
 //! allocates nothing.
 
+mod blocks;
 mod fill;
 mod observe;
 
@@ -26,6 +27,8 @@ pub struct LoadOptions {
     /// Blocks of the KV cache, shared by all sequences. None: up to four full contexts, as far as a quarter of the free
     /// memory holds them, and never less than one.
     pub num_blocks: Option<usize>,
+    /// Bytes of the KV cache, of which whole blocks are made, where `num_blocks` says nothing.
+    pub kv_cache_bytes: Option<usize>,
     /// Most rows (tokens of all sequences) of one step.
     pub max_rows: usize,
     /// Most rows of one step that need logits.
@@ -41,6 +44,7 @@ impl Default for LoadOptions {
         LoadOptions {
             context_len: None,
             num_blocks: None,
+            kv_cache_bytes: None,
             max_rows: 512,
             max_logit_rows: 64,
             kv_dtype: KvDtype::default(),
@@ -73,6 +77,9 @@ pub struct Llama<B: Backend> {
     /// Per layer and KV head, while a calibration runs.
     observed: Option<Vec<Vec<ScoreStatistics>>>,
     plan: memory::Plan,
+    layout: KvLayout,
+    /// Names the content of the file that the weights are from.
+    file_digest: String,
     max_rows: usize,
     max_logit_rows: usize,
     weight_bytes_per_token: usize,
@@ -134,7 +141,8 @@ impl<B: Backend> Llama<B> {
         };
         let block_bytes = backend.kv_block_bytes(layout(1)).saturating_mul(config.num_layers);
         let plan = memory::plan(&config, &options, block_bytes, memory::available_bytes())?;
-        let cache = backend.kv_cache(layout(plan.num_blocks))?;
+        let layout = layout(plan.num_blocks);
+        let cache = backend.kv_cache(layout)?;
         let workspace = Workspace::new(&backend, &config, options.max_rows, options.max_logit_rows)?;
         let weights = Weights::load(&backend, checkpoint, &config, progress)?;
         Ok(Llama {
@@ -153,6 +161,8 @@ impl<B: Backend> Llama<B> {
             cache,
             workspace,
             plan,
+            layout,
+            file_digest: blocks::digest_of_nothing(),
         })
     }
 

@@ -29,7 +29,14 @@ pub(crate) fn plan(
     block_bytes: usize,
     available_bytes: usize,
 ) -> Result<Plan, Error> {
-    let affordable = (available_bytes / 4 / block_bytes.max(1)).min(MOST_BLOCKS);
+    let blocks_in = |bytes: usize| (bytes / block_bytes.max(1)).min(MOST_BLOCKS);
+    let affordable = blocks_in(options.kv_cache_bytes.unwrap_or(available_bytes / 4));
+    if options.kv_cache_bytes.is_some() && affordable == 0 {
+        return Err(Error::BadOption(format!(
+            "a KV cache of {} bytes holds nothing: one block of {BLOCK_SIZE} positions takes {block_bytes}",
+            options.kv_cache_bytes.unwrap_or_default()
+        )));
+    }
     let mut notes = Vec::new();
     let usable = config.usable_context_len();
     if let Some(window) = config.sliding_window
@@ -67,6 +74,7 @@ pub(crate) fn plan(
     let num_blocks = match options.num_blocks {
         Some(0) => return Err(Error::BadOption("the number of cache blocks is 0; it has to be at least 1".into())),
         Some(wanted) => wanted,
+        None if options.kv_cache_bytes.is_some() => affordable,
         None => needed.max(needed.saturating_mul(SEQUENCES).min(affordable)),
     };
     if num_blocks > MOST_BLOCKS {
@@ -176,6 +184,22 @@ mod tests {
     fn few_blocks_limit_the_context_and_say_so() {
         let plan = planned(&config(8192, None), Some(8192), Some(3), 1000);
         assert_eq!((plan.context_len, plan.num_blocks, plan.notes.len()), (192, 3, 1));
+    }
+
+    #[test]
+    fn a_cache_of_so_many_bytes_has_as_many_blocks_as_fit() {
+        let sized = |bytes| {
+            let options = LoadOptions { kv_cache_bytes: Some(bytes), ..LoadOptions::default() };
+            plan(&config(8192, None), &options, BLOCK_BYTES, 1 << 40)
+        };
+        let large = sized(1000 * BLOCK_BYTES + 1).unwrap();
+        assert_eq!((large.context_len, large.num_blocks), (8192, 1000));
+        let small = sized(40 * BLOCK_BYTES).unwrap();
+        assert_eq!((small.context_len, small.num_blocks), (2560, 40));
+        assert!(!small.notes.is_empty());
+        let tiny = sized(2 * BLOCK_BYTES).unwrap();
+        assert_eq!((tiny.context_len, tiny.num_blocks), (128, 2), "less than every model gets by default");
+        assert!(sized(BLOCK_BYTES - 1).is_err());
     }
 
     #[test]

@@ -146,6 +146,11 @@ impl ApiError {
         Self::unavailable(message, "server_draining").retry_after(DRAINING_RETRY_S).closing()
     }
 
+    /// 408: the request had its time, and the machine is too busy for it.
+    pub fn timed_out(message: String) -> Self {
+        Self::new(StatusCode::REQUEST_TIMEOUT, "timeout_error", message).code("request_timeout")
+    }
+
     /// 503: the model did not load or its engine has stopped; only a restart helps, so there is no Retry-After.
     pub fn failed(reason: &str) -> Self {
         Self::unavailable(format!("the model is not available: {reason}"), "model_failed")

@@ -87,6 +87,8 @@ pub(crate) struct Generation {
     engine: EngineHandle,
     prompt_param: &'static str,
     sampling: SamplingParams,
+    priority: i32,
+    cache_salt: Option<String>,
     prompt_only: bool,
     num_prompts: usize,
     waiting: VecDeque<(usize, Vec<u32>)>,
@@ -121,6 +123,8 @@ impl Generation {
             engine,
             prompt_param,
             sampling: parameters.sampling.clone(),
+            priority: parameters.priority,
+            cache_salt: parameters.cache_salt.clone(),
             prompt_only: parameters.prompt_only,
             num_prompts: prompts.len(),
             waiting: prompts.into_iter().enumerate().collect(),
@@ -157,7 +161,13 @@ impl Generation {
         while self.running.len() < MAX_IN_FLIGHT
             && let Some((prompt, tokens)) = self.waiting.pop_front()
         {
-            let request = Request { prompt_tokens: tokens.clone(), sampling: self.sampling.clone() };
+            let request = Request {
+                prompt_tokens: tokens.clone(),
+                sampling: self.sampling.clone(),
+                priority: self.priority,
+                cache_salt: self.cache_salt.clone(),
+                timeout: None,
+            };
             match self.engine.submit(request) {
                 Ok(events) => self.running.push(Running { prompt, events }),
                 Err(SubmitError::QueueFull { .. }) if prompt > 0 => {
@@ -282,6 +292,7 @@ fn refusal(error: &EngineError, engine: &EngineHandle) -> ApiError {
         // What its handles hear when its thread dies.
         EngineError::Stopped if !engine.is_healthy() => ApiError::failed("the engine crashed; restart the server"),
         EngineError::Stopped => ApiError::draining(),
+        EngineError::TimedOut(_) => ApiError::timed_out(error.to_string()),
         EngineError::Runner(_) | EngineError::Panicked(_) if !engine.is_healthy() => {
             ApiError::failed(&format!("its last steps failed: {error}"))
         }

@@ -52,6 +52,8 @@ pub mod limits {
     pub const MAX_STOP_TOKENS: usize = 256;
     /// Bad words per request.
     pub const MAX_BAD_WORDS: usize = 256;
+    /// Bytes of a `cache_salt`.
+    pub const MAX_SALT_BYTES: usize = 1024;
     /// Bytes of one stop string or bad word.
     pub const MAX_STOP_BYTES: usize = 1024;
 }

@@ -9,7 +9,7 @@ use taper_engine::SamplingParams;
 
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
-use crate::limits::{MAX_CHOICES, MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS};
+use crate::limits::{MAX_CHOICES, MAX_SALT_BYTES, MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS};
 use crate::state::{Served, ServerState};
 use crate::token_fields::{bad_words, logit_bias, token_ids};
 use crate::token_json::Details;
@@ -26,6 +26,10 @@ pub(crate) struct Parameters {
     pub(crate) num_choices: usize,
     /// Nothing is asked for but what is told of the prompt (`max_tokens` 0).
     pub(crate) prompt_only: bool,
+    /// vLLM's `priority`: lower is served earlier.
+    pub(crate) priority: i32,
+    /// vLLM's `cache_salt`: cached prompts are shared only under the same one.
+    pub(crate) cache_salt: Option<String>,
 }
 
 impl Parameters {
@@ -69,6 +73,8 @@ impl Parameters {
             logprobs: None,
             prompt_logprobs: details.prompt_logprobs,
         };
+        let priority = fields.integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?.map_or(0, |p| p as i32);
+        let cache_salt = cache_salt(fields)?;
         let stream = fields.boolean("stream")?.unwrap_or(false);
         let include_usage = match fields.object("stream_options")? {
             Some(mut options) => options.boolean("include_usage")?.unwrap_or(false),
@@ -78,7 +84,7 @@ impl Parameters {
             let message = "prompt_logprobs is not available in a stream; leave out stream";
             return Err(ApiError::invalid("prompt_logprobs", message));
         }
-        Ok(Self { sampling, stream, include_usage, details, num_choices: n, prompt_only: false })
+        Ok(Self { sampling, stream, include_usage, details, num_choices: n, prompt_only: false, priority, cache_salt })
     }
 
     /// Refuses what has no meaning together.
@@ -86,6 +92,17 @@ impl Parameters {
         let vocab_size = served.vocab_size();
         let checked = self.sampling.validate().and_then(|()| self.sampling.check_tokens(vocab_size));
         checked.map_err(|error| ApiError::invalid(error.param, format!("{} {}", error.param, error.message)))
+    }
+}
+
+/// A string that is not empty, as vLLM has it.
+fn cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    match fields.string("cache_salt")? {
+        Some(salt) if salt.is_empty() || salt.len() > MAX_SALT_BYTES => {
+            let message = format!("cache_salt must have 1 to {MAX_SALT_BYTES} bytes, got {}", salt.len());
+            Err(ApiError::invalid("cache_salt", message))
+        }
+        salt => Ok(salt),
     }
 }
 

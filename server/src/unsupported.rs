@@ -128,8 +128,6 @@ const HARMLESS: &[&str] = &[
     "cache_prompt",
     "id_slot",
     "request_id",
-    "priority",
-    "cache_salt",
     "timings_per_token",
 ];
 

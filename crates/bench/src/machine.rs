@@ -10,7 +10,7 @@ use std::path::Path;
 pub struct Machine {
     /// The processor's model name.
     pub cpu: String,
-    /// Processors that this process may use.
+    /// Processors that this process may use, or has a quota for.
     pub cores: usize,
     /// Caches of the first processor, smallest level first.
     pub caches: Vec<CpuCache>,

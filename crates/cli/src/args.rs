@@ -3,18 +3,21 @@
 mod bench;
 mod calibrate;
 mod doctor;
+mod engine;
 mod selftest;
 mod tune;
 
 pub(crate) use bench::*;
 pub(crate) use calibrate::CalibrateArgs;
 pub(crate) use doctor::DoctorArgs;
+pub(crate) use engine::EngineArgs;
 pub(crate) use selftest::{Device, SelftestArgs};
 pub(crate) use tune::TuneArgs;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
-use taper_engine::{InvalidParam, SamplingParams};
+use std::time::Duration;
+use taper_engine::{InvalidParam, ItlTarget, SamplingParams};
 use taper_kernels::{Activations, AttentionScheme};
 
 /// A language-model server for one machine: low latency per token, the same answer every time.
@@ -64,7 +67,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, short = 'm', value_name = "NAME", default_value = taper_hub::DEFAULT_MODEL, env = "TAPER_MODEL")]
     pub(crate) model: String,
 
-    /// Threads that compute [default: all cores].
+    /// Threads that compute [default: one per performance core; `taper doctor` lists them].
     #[arg(long, short = 't', value_name = "N", env = "TAPER_THREADS", value_parser = positive)]
     pub(crate) threads: Option<usize>,
 
@@ -247,6 +250,8 @@ pub(crate) struct ServeArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) context: ContextArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
 
     /// Address or name to listen at, such as localhost; 0.0.0.0 is every network of this machine.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", env = "TAPER_HOST")]
@@ -263,6 +268,20 @@ pub(crate) struct ServeArgs {
     /// Most requests that wait; further ones get 429.
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub(crate) max_queued: usize,
+
+    /// Most prompt tokens of requests that wait; further requests get 429.
+    #[arg(long, value_name = "N", default_value_t = 1 << 20)]
+    pub(crate) max_queued_tokens: usize,
+
+    /// What a step may take while answers are written, which bounds how much of a prompt rides along: milliseconds (100ms),
+    /// times the undisturbed step (4x), or the larger of both (50ms,3x). Lower is smoother for those who read, higher brings
+    /// the first token of a long prompt sooner [default: 50ms,3x, and at least 64 tokens of a prompt].
+    #[arg(long, value_name = "TARGET", value_parser = engine::itl_target, env = "TAPER_ITL_TARGET")]
+    pub(crate) itl_target: Option<ItlTarget>,
+
+    /// Time from the arrival of a request after which it fails, finished or not [default: none].
+    #[arg(long, value_name = "SECONDS", value_parser = engine::seconds, env = "TAPER_REQUEST_TIMEOUT")]
+    pub(crate) request_timeout: Option<Duration>,
 
     /// How log lines look.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
@@ -289,6 +308,8 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) context: ContextArgs,
     #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 
     /// What the model is told before the conversation.
@@ -310,6 +331,8 @@ pub(crate) struct RunArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) context: ContextArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 

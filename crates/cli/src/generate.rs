@@ -105,7 +105,7 @@ impl Generator {
     ) -> Result<Answer> {
         self.runtime.block_on(async {
             let mut interrupt = stoppable.then(|| signal(SignalKind::interrupt())).transpose()?;
-            let mut events = loaded.engine.submit(Request { prompt_tokens, sampling })?;
+            let mut events = loaded.engine.submit(Request { prompt_tokens, sampling, ..Request::default() })?;
             let mut answer = Answer::default();
             loop {
                 let interrupted = async {

@@ -1,6 +1,6 @@
 //! From a name on the command line to a model that computes.
 
-use crate::args::{BackendKind, ContextArgs, ModelArgs};
+use crate::args::{BackendKind, ContextArgs, EngineArgs, ModelArgs};
 use crate::calibration_file;
 use crate::output;
 use crate::progress::Bars;
@@ -99,6 +99,7 @@ fn load<B: Backend, T: ModelTask>(
 pub(crate) fn load_engine(
     args: &ModelArgs,
     context: &ContextArgs,
+    kv_cache_size: Option<usize>,
     config: EngineConfig,
     progress: &dyn Progress,
 ) -> Result<Loaded> {
@@ -127,8 +128,13 @@ pub(crate) fn load_engine(
         .usable_context_len();
     let options = LoadOptions {
         context_len: context.ctx,
-        num_blocks: context.ctx.filter(|_| config.max_batch == 1).map(|len| len.min(made_for).div_ceil(BLOCK_SIZE)),
-        max_logit_rows: config.max_batch,
+        num_blocks: context
+            .ctx
+            .filter(|_| config.max_batch == 1 && kv_cache_size.is_none())
+            .map(|len| len.min(made_for).div_ceil(BLOCK_SIZE)),
+        kv_cache_bytes: kv_cache_size,
+        // A single sequence has rows for its guesses.
+        max_logit_rows: config.max_batch.max(16),
         max_rows: LoadOptions::default().max_rows.max(config.max_batch),
         attention: args.attention.scheme(),
         ..LoadOptions::default()
@@ -139,9 +145,9 @@ pub(crate) fn load_engine(
 }
 
 /// [`load_engine`] for one user at a terminal.
-pub(crate) fn load_for_one(args: &ModelArgs, context: &ContextArgs) -> Result<Loaded> {
-    let config = EngineConfig { max_batch: 1, ..EngineConfig::default() };
-    load_engine(args, context, config, &Bars::new())
+pub(crate) fn load_for_one(args: &ModelArgs, context: &ContextArgs, engine: &EngineArgs) -> Result<Loaded> {
+    let config = EngineConfig { max_batch: 1, speculation: engine.speculation.into(), ..EngineConfig::default() };
+    load_engine(args, context, engine.kv_cache_size, config, &Bars::new())
 }
 
 /// `--chat-template`: the name of a built-in template, else a file.

@@ -1,8 +1,22 @@
-//! Who holds which block of the KV cache. A block stores `block_size` consecutive positions of one sequence; a
-//! [`BlockTable`] lists a sequence's blocks in order, so position p lives in block `table[p / block_size]`.
+//! Who holds which block of the KV cache, and what is worth keeping in blocks that nobody holds.
 //!
-//! The manager conserves blocks: each is either free or in exactly one table, and the asserts here say so on every
-//! release. What the blocks contain is the backend's business.
+//! A block stores `block_size` consecutive positions of a sequence; a [`BlockTable`] lists a sequence's blocks in order, so
+//! position p lies in block `table[p / block_size]`. Several sequences may hold one block, as long as they agree on every
+//! position in it; who is about to write to a shared block gets a copy of its own first ([`BlockManager::make_writable`]).
+//!
+//! A full block can be published under the hash of all tokens up to its end. From then on sequences that begin with the same
+//! tokens share it, and when its last holder lets go it stays as it is until its memory is needed: blocks without content
+//! are handed out first, then those that have been idle longest.
+//!
+//! The manager conserves blocks: each is held, idle or blank, and the asserts here say so on every change. What the blocks
+//! contain is the backend's business.
+
+mod prefix_cache;
+
+use crate::BlockHash;
+pub use prefix_cache::Miss;
+use prefix_cache::PrefixCache;
+use std::collections::BTreeMap;
 
 /// The blocks of one sequence, in the order of its positions.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -15,31 +29,82 @@ impl BlockTable {
     }
 }
 
+/// A full block under its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NamedBlock<'a> {
+    /// Name of the block before it, or of the root.
+    pub parent: BlockHash,
+    /// Its own name.
+    pub hash: BlockHash,
+    /// Its tokens, one per position.
+    pub tokens: &'a [u32],
+}
+
+/// The contents of block `from` have to be copied to block `to` before the step runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockCopy {
+    /// Read.
+    pub from: u32,
+    /// Written.
+    pub to: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Use {
+    /// In none of the tables, and nothing worth keeping.
+    Blank,
+    /// In none of the tables; found by its hash. The number orders idle blocks by when they became so.
+    Idle { since: u64 },
+    /// In so many tables.
+    Held(u32),
+}
+
 /// Hands out blocks and takes them back.
 #[derive(Debug)]
 pub struct BlockManager {
     block_size: usize,
-    // A stack: the block released last is used next, while some of it may still be in a cache.
-    free: Vec<u32>,
-    is_held: Vec<bool>,
+    uses: Vec<Use>,
+    // A stack: the block released last is used next, while some of it may still be in a cache of the processor.
+    blank: Vec<u32>,
+    // Longest idle first.
+    idle: BTreeMap<u64, u32>,
+    num_releases: u64,
+    prefixes: PrefixCache,
 }
 
 impl BlockManager {
-    /// All of `num_blocks` blocks free.
+    /// All of `num_blocks` blocks free and blank.
     pub fn new(num_blocks: usize, block_size: usize) -> Self {
         assert!(block_size > 0, "a block stores at least one position");
         let last = u32::try_from(num_blocks).expect("block ids are 32 bits wide");
-        BlockManager { block_size, free: (0..last).rev().collect(), is_held: vec![false; num_blocks] }
+        BlockManager {
+            block_size,
+            uses: vec![Use::Blank; num_blocks],
+            blank: (0..last).rev().collect(),
+            idle: BTreeMap::new(),
+            num_releases: 0,
+            prefixes: PrefixCache::new(num_blocks),
+        }
     }
 
     /// Blocks in all.
     pub fn num_blocks(&self) -> usize {
-        self.is_held.len()
+        self.uses.len()
+    }
+
+    /// Positions per block.
+    pub fn block_size(&self) -> usize {
+        self.block_size
     }
 
     /// Blocks that nobody holds.
     pub fn num_free(&self) -> usize {
-        self.free.len()
+        self.blank.len() + self.idle.len()
+    }
+
+    /// Blocks that nobody holds and that would be found by their hash.
+    pub fn num_idle(&self) -> usize {
+        self.idle.len()
     }
 
     /// Blocks that `num_tokens` positions need.
@@ -47,74 +112,143 @@ impl BlockManager {
         num_tokens.div_ceil(self.block_size)
     }
 
+    /// Whether a block of this name is here.
+    pub fn contains(&self, hash: &BlockHash) -> bool {
+        self.prefixes.get(hash).is_some()
+    }
+
+    /// How many of these names, from the first, have blocks here, and how many of those blocks nobody holds.
+    pub fn matching(&self, hashes: &[BlockHash]) -> (usize, usize) {
+        let found = hashes.iter().map_while(|hash| self.prefixes.get(hash));
+        found.fold((0, 0), |(num, idle), block| {
+            (num + 1, idle + usize::from(matches!(self.uses[block as usize], Use::Idle { .. })))
+        })
+    }
+
+    /// Why `tokens`, which follow the block named `parent` and fill the block named `hash`, were not found.
+    pub fn why_missed(&self, parent: &BlockHash, hash: &BlockHash, tokens: &[u32]) -> Miss {
+        self.prefixes.why_missed(parent, hash, tokens)
+    }
+
+    /// Appends the block of this name to `table`. False when there is none.
+    #[must_use]
+    pub fn share(&mut self, table: &mut BlockTable, hash: &BlockHash) -> bool {
+        let Some(block) = self.prefixes.get(hash) else { return false };
+        self.hold(block);
+        table.0.push(block);
+        true
+    }
+
+    /// A second table with the same blocks.
+    #[must_use]
+    pub fn fork(&mut self, table: &BlockTable) -> BlockTable {
+        for &block in &table.0 {
+            self.hold(block);
+        }
+        BlockTable(table.0.clone())
+    }
+
     /// Makes `table` cover `num_tokens` positions. When there are not enough free blocks, nothing changes and the answer is
     /// false.
     #[must_use]
     pub fn grow(&mut self, table: &mut BlockTable, num_tokens: usize) -> bool {
         let missing = self.blocks_for(num_tokens).saturating_sub(table.0.len());
-        let Some(rest) = self.free.len().checked_sub(missing) else {
+        if missing > self.num_free() {
             return false;
-        };
-        for block in self.free.drain(rest..).rev() {
-            assert!(!self.is_held[block as usize], "block {block} was handed out twice");
-            self.is_held[block as usize] = true;
-            table.0.push(block);
+        }
+        for _ in 0..missing {
+            table.0.push(self.take().expect("counted above"));
         }
         true
     }
 
+    /// Makes sure that the block of `position`, if there is one yet, is in no other table; a copy takes its place if it is.
+    /// False, and nothing changed, when no block is free for the copy.
+    #[must_use]
+    pub fn make_writable(&mut self, table: &mut BlockTable, position: usize, copies: &mut Vec<BlockCopy>) -> bool {
+        let Some(place) = table.0.get_mut(position / self.block_size) else { return true };
+        let from = *place;
+        let Use::Held(holders) = self.uses[from as usize] else { panic!("block {from} is in a table and not held") };
+        if holders == 1 {
+            debug_assert!(
+                !self.prefixes.names(from),
+                "block {from} is published, so it is full and never written again"
+            );
+            return true;
+        }
+        let Some(to) = self.take() else { return false };
+        *place = to;
+        self.uses[from as usize] = Use::Held(holders - 1);
+        copies.push(BlockCopy { from, to });
+        true
+    }
+
+    /// Gives a full block of a table its name. Nothing happens when it has one, or another block has this name already.
+    pub fn publish(&mut self, table: &BlockTable, index: usize, named: NamedBlock<'_>) {
+        self.prefixes.insert(table.0[index], named);
+    }
+
+    /// Takes a free block for contents that come from elsewhere, and gives it their name; nobody holds it. None when the
+    /// name is taken or nothing is free.
+    pub fn adopt(&mut self, named: NamedBlock<'_>) -> Option<u32> {
+        if self.contains(&named.hash) {
+            return None;
+        }
+        let block = self.take()?;
+        self.prefixes.insert(block, named);
+        self.let_go(block);
+        Some(block)
+    }
+
     /// Takes all blocks of `table` back.
     pub fn release(&mut self, table: &mut BlockTable) {
-        // Last blocks first, so that the next sequence gets them in the same order.
+        // Last blocks first: the next sequence gets blank ones in the same order, and of idle ones the ends of prompts go
+        // before their beginnings, which more prompts share.
         for block in table.0.drain(..).rev() {
-            assert!(self.is_held[block as usize], "block {block} was released twice");
-            self.is_held[block as usize] = false;
-            self.free.push(block);
+            self.let_go(block);
         }
+    }
+
+    fn hold(&mut self, block: u32) {
+        let state = &mut self.uses[block as usize];
+        *state = match *state {
+            Use::Held(holders) => Use::Held(holders + 1),
+            Use::Idle { since } => {
+                assert_eq!(self.idle.remove(&since), Some(block), "block {block} is idle and not listed as such");
+                Use::Held(1)
+            }
+            Use::Blank => panic!("block {block} has no contents to hold"),
+        };
+    }
+
+    fn let_go(&mut self, block: u32) {
+        let state = &mut self.uses[block as usize];
+        let Use::Held(holders) = *state else { panic!("block {block} was released twice") };
+        *state = if holders > 1 {
+            Use::Held(holders - 1)
+        } else if self.prefixes.names(block) {
+            let since = self.num_releases;
+            self.num_releases += 1;
+            self.idle.insert(since, block);
+            Use::Idle { since }
+        } else {
+            self.blank.push(block);
+            Use::Blank
+        };
+    }
+
+    /// A block for new contents.
+    fn take(&mut self) -> Option<u32> {
+        let block = self.blank.pop().or_else(|| {
+            let (_, block) = self.idle.pop_first()?;
+            self.prefixes.evict(block);
+            Some(block)
+        })?;
+        assert!(!matches!(self.uses[block as usize], Use::Held(_)), "block {block} was handed out twice");
+        self.uses[block as usize] = Use::Held(1);
+        Some(block)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn a_table_grows_by_whole_blocks_and_only_when_needed() {
-        let mut blocks = BlockManager::new(4, 8);
-        let mut table = BlockTable::default();
-        for (num_tokens, held) in [(0, 0), (1, 1), (8, 1), (9, 2), (3, 2)] {
-            assert!(blocks.grow(&mut table, num_tokens));
-            assert_eq!(table.as_slice().len(), held, "after growing to {num_tokens}");
-            assert_eq!(blocks.num_free(), 4 - held);
-        }
-    }
-
-    #[test]
-    fn growing_beyond_the_free_blocks_changes_nothing() {
-        let mut blocks = BlockManager::new(2, 8);
-        let (mut first, mut second) = (BlockTable::default(), BlockTable::default());
-        assert!(blocks.grow(&mut first, 8));
-        assert!(!blocks.grow(&mut second, 9));
-        assert_eq!((second.as_slice().len(), blocks.num_free()), (0, 1));
-    }
-
-    proptest! {
-        #[test]
-        fn every_block_is_free_or_in_one_table(actions in prop::collection::vec((0usize..5, 0usize..70), 1..200)) {
-            let mut blocks = BlockManager::new(16, 4);
-            let mut tables: Vec<BlockTable> = (0..5).map(|_| BlockTable::default()).collect();
-            for (owner, num_tokens) in actions {
-                if num_tokens == 0 {
-                    blocks.release(&mut tables[owner]);
-                } else {
-                    let _ = blocks.grow(&mut tables[owner], num_tokens);
-                }
-                let mut held: Vec<u32> = tables.iter().flat_map(BlockTable::as_slice).copied().collect();
-                held.extend(&blocks.free);
-                held.sort_unstable();
-                prop_assert_eq!(held, (0..16).collect::<Vec<u32>>());
-            }
-        }
-    }
-}
+mod tests;

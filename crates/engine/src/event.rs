@@ -39,7 +39,7 @@ pub struct Timings {
 pub struct Usage {
     /// Tokens of the prompt, counted once however many choices share it.
     pub prompt_tokens: usize,
-    /// Those of them whose keys and values were there already and were not computed for this request.
+    /// Of those, the ones that the prefix cache spared.
     pub cached_tokens: usize,
     /// Tokens generated in all choices together, an end-of-generation token included.
     pub completion_tokens: usize,
@@ -48,7 +48,7 @@ pub struct Usage {
 }
 
 /// Why an accepted request ended without its answer.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum EngineError {
     /// The runner returned an error for the step that this request was part of.
     #[error("the model failed while computing this request: {0}; try again")]
@@ -64,6 +64,9 @@ pub enum EngineError {
         /// What was found.
         reason: String,
     },
+    /// It took longer than it was given.
+    #[error("the request was not done {0} s after it was submitted, which is its time limit")]
+    TimedOut(f64),
     /// The engine was stopped before the request was done.
     #[error("the engine was stopped before this request was done")]
     Stopped,

@@ -4,29 +4,55 @@ use crate::block_manager::BlockManager;
 use crate::requests::Submission;
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::worker::{Command, Worker};
-use crate::{EventStream, Request, Runner, RunnerLimits, SubmitError};
+use crate::{EventStream, ItlTarget, Request, Runner, RunnerLimits, SubmitError};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use taper_text::Tokenizer;
 use tokio::sync::watch;
 
 /// Settings of an engine. The runner's limits bound them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EngineConfig {
     /// Most sequences that are decoded together.
     pub max_batch: usize,
     /// Most sequences accepted beyond `max_batch`; the next one is refused.
     pub max_queued: usize,
+    /// Most prompt tokens of requests that wait; a request that would go beyond is refused, unless nothing waits.
+    pub max_queued_tokens: usize,
     /// Most tokens of one step; without it, as many as the runner takes.
     pub token_budget: Option<usize>,
+    /// What a step may take while sequences decode, which bounds the chunks of prompts.
+    pub itl_target: ItlTarget,
+    /// Time that requests without their own have from submission to their end; without it, any.
+    pub request_timeout: Option<Duration>,
+    /// Where guesses of next tokens come from. It changes speed, never an answer.
+    pub speculation: Speculation,
+}
+
+/// Where guesses of next tokens come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Speculation {
+    /// Nowhere: every token is computed alone.
+    Off,
+    /// What followed the same tokens earlier in the prompt or the answer, where that is expected to pay.
+    #[default]
+    Lookup,
 }
 
 impl Default for EngineConfig {
     fn default() -> Self {
-        EngineConfig { max_batch: 64, max_queued: 256, token_budget: None }
+        EngineConfig {
+            max_batch: 64,
+            max_queued: 256,
+            max_queued_tokens: 1 << 20,
+            token_budget: None,
+            itl_target: ItlTarget::default(),
+            request_timeout: None,
+            speculation: Speculation::default(),
+        }
     }
 }
 
@@ -45,6 +71,18 @@ pub struct EngineStatus {
     pub steps: u64,
     /// Steps that failed.
     pub failed_steps: u64,
+    /// Prompt tokens of requests that have begun to run.
+    pub prompt_tokens: u64,
+    /// Of those, the ones that the prefix cache spared.
+    pub cached_tokens: u64,
+    /// Tokens of full blocks of prompts: what the prefix cache was asked for.
+    pub cacheable_tokens: u64,
+    /// Times that guesses of a sequence were verified.
+    pub guessed_steps: u64,
+    /// Guessed tokens that were verified.
+    pub guessed_tokens: u64,
+    /// Of those, the ones that were right.
+    pub right_guesses: u64,
     /// Times that a sequence lost its blocks to an older one.
     pub preemptions: u64,
     /// (row, head) pairs of attention computed a second time, because a fixed softmax reference did not fit.
@@ -64,6 +102,8 @@ pub(crate) struct Shared {
     pub(crate) is_healthy: AtomicBool,
     /// Sequences accepted and not ended.
     pub(crate) live: AtomicUsize,
+    /// Prompt tokens of requests accepted and not begun.
+    pub(crate) queued_tokens: AtomicUsize,
 }
 
 /// What is needed to submit. Under one lock, so that no request can slip in behind the command to drain.
@@ -78,7 +118,10 @@ struct Inner {
     thread: Mutex<Option<JoinHandle<()>>>,
     ended: watch::Receiver<()>,
     limits: RunnerLimits,
+    kv_cache_bytes: usize,
     max_live: usize,
+    max_queued_tokens: usize,
+    request_timeout: Option<Duration>,
 }
 
 /// Starts engines.
@@ -101,16 +144,20 @@ impl Engine {
         limits.context_len = context_len.min(num_blocks * block_size);
         let token_budget = config.token_budget.unwrap_or(max_rows).clamp(1, max_rows);
         let max_batch = config.max_batch.clamp(1, max_logit_rows.min(token_budget));
-        let scheduler =
-            Scheduler::new(SchedulerConfig { max_batch, token_budget }, BlockManager::new(num_blocks, block_size));
+        let scheduler = Scheduler::new(
+            SchedulerConfig { max_batch, token_budget, max_logit_rows },
+            BlockManager::new(num_blocks, block_size),
+        );
         let shared = Arc::new(Shared {
             status: Mutex::new(EngineStatus { free_blocks: num_blocks, num_blocks, ..EngineStatus::default() }),
             is_healthy: AtomicBool::new(true),
             live: AtomicUsize::new(0),
+            queued_tokens: AtomicUsize::new(0),
         });
+        let kv_cache_bytes = num_blocks.saturating_mul(runner.block_bytes());
         let (commands, receiver) = channel();
         let (ends, ended) = watch::channel(());
-        let worker = Worker::new(runner, tokenizer, scheduler, receiver, Arc::clone(&shared));
+        let worker = Worker::new(runner, tokenizer, scheduler, config, receiver, Arc::clone(&shared));
         let thread = std::thread::Builder::new().name("taper-engine".to_owned()).spawn(move || {
             // Dropped when the thread ends, which is what `drained` waits for.
             let _ends = ends;
@@ -126,7 +173,10 @@ impl Engine {
             thread: Mutex::new(thread.ok()),
             ended,
             limits,
+            kv_cache_bytes,
             max_live: max_batch.saturating_add(config.max_queued),
+            max_queued_tokens: config.max_queued_tokens,
+            request_timeout: config.request_timeout,
         }))
     }
 }
@@ -138,9 +188,10 @@ pub struct EngineHandle(Arc<Inner>);
 
 impl EngineHandle {
     /// Submits a request. The events of its choices come through the stream; dropping that cancels the request.
-    pub fn submit(&self, request: Request) -> Result<EventStream, SubmitError> {
+    pub fn submit(&self, mut request: Request) -> Result<EventStream, SubmitError> {
         let inner = &*self.0;
         request.check(inner.limits, inner.max_live)?;
+        request.timeout = request.timeout.or(inner.request_timeout);
         let num_choices = request.sampling.n;
         let (events, stream) = EventStream::channel();
         let door = inner.door();
@@ -148,13 +199,18 @@ impl EngineHandle {
             return Err(SubmitError::Draining);
         }
         // Only submissions add to the count, and they hold the lock.
-        if inner.shared.live.load(Ordering::Acquire) + num_choices > inner.max_live {
+        let num_tokens = request.prompt_tokens.len();
+        let queued_tokens = inner.shared.queued_tokens.load(Ordering::Acquire);
+        let is_too_long = queued_tokens > 0 && queued_tokens.saturating_add(num_tokens) > inner.max_queued_tokens;
+        if is_too_long || inner.shared.live.load(Ordering::Acquire) + num_choices > inner.max_live {
             return Err(SubmitError::QueueFull { retry_after_s: self.retry_after_s() });
         }
         inner.shared.live.fetch_add(num_choices, Ordering::AcqRel);
+        inner.shared.queued_tokens.fetch_add(num_tokens, Ordering::AcqRel);
         let submission = Submission { request, events, submitted: Instant::now() };
         door.commands.send(Command::Submit(Box::new(submission))).map_err(|_| {
             inner.shared.live.fetch_sub(num_choices, Ordering::AcqRel);
+            inner.shared.queued_tokens.fetch_sub(num_tokens, Ordering::AcqRel);
             SubmitError::Failed("its thread has ended; restart the program".to_owned())
         })?;
         Ok(stream)
@@ -172,6 +228,11 @@ impl EngineHandle {
     /// the KV cache holds less.
     pub fn limits(&self) -> RunnerLimits {
         self.0.limits
+    }
+
+    /// Bytes of all blocks of the KV cache.
+    pub fn kv_cache_bytes(&self) -> usize {
+        self.0.kv_cache_bytes
     }
 
     /// What the engine is doing.

@@ -1,33 +1,38 @@
 //! The engine: many requests share one model, token by token.
 //!
 //! A request becomes `n` sequences. The pure [`Scheduler`] decides which tokens of which sequences are computed next, the
-//! [`BlockManager`] hands out blocks of the KV cache, a [`Runner`] computes the step, the [`Sampler`] picks tokens, and
+//! [`BlockManager`] hands out blocks of the KV cache and finds those whose contents are known, a [`Runner`] computes the step, the [`Sampler`] picks tokens, and
 //! events go back to whoever asked. All of it runs on one plain thread that [`Engine::start`] spawns; clients hold an
 //! [`EngineHandle`] and one [`EventStream`] per request, and dropping the stream cancels the request within one step.
 //!
 //! What is left to others: arithmetic (`models`, `kernels`), prompts and templates (`text`), HTTP (`server`).
 #![forbid(unsafe_code)]
 
+mod block_hash;
 mod block_manager;
 mod event;
 mod handle;
 mod model_runner;
+mod pace;
 mod params;
 mod requests;
 mod runner;
 mod sampler;
 mod scheduler;
 mod sequence;
+mod speculation;
 pub mod stub;
 mod submit;
 mod worker;
 
-pub use block_manager::{BlockManager, BlockTable};
+pub use block_hash::BlockHash;
+pub use block_manager::{BlockCopy, BlockManager, BlockTable, Miss, NamedBlock};
 pub use event::{EngineError, Event, EventStream, FinishReason, Timings, Usage};
-pub use handle::{Engine, EngineConfig, EngineHandle, EngineStatus};
+pub use handle::{Engine, EngineConfig, EngineHandle, EngineStatus, Speculation};
 pub use model_runner::ModelRunner;
+pub use pace::ItlTarget;
 pub use params::{InvalidParam, MAX_CHOICES, MAX_LOGPROBS, SamplingParams};
 pub use runner::{LogitsBuffer, Runner, RunnerError, RunnerLimits};
 pub use sampler::{InvalidLogits, Sampled, Sampler, Scratch, TokenLogprobs};
-pub use scheduler::{Scheduler, SchedulerConfig, SequenceId, Step, StepEntry};
+pub use scheduler::{Admission, Arrival, Scheduler, SchedulerConfig, SequenceId, Step, StepEntry, StepLimits};
 pub use submit::{Request, SubmitError};

@@ -26,6 +26,28 @@ impl<B: Backend> Runner for ModelRunner<B> {
         Ok(())
     }
 
+    fn copy_block(&mut self, from: u32, to: u32) -> Result<(), RunnerError> {
+        self.0.copy_block(from, to);
+        Ok(())
+    }
+
+    fn export_block(&self, block: u32, out: &mut Vec<u8>) -> Result<(), RunnerError> {
+        self.0.export_block(block, out);
+        Ok(())
+    }
+
+    fn import_block(&mut self, block: u32, bytes: &[u8]) -> Result<(), RunnerError> {
+        self.0.import_block(block, bytes).map_err(|error| RunnerError(error.to_string()))
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.0.block_bytes()
+    }
+
+    fn identity(&self) -> String {
+        self.0.identity()
+    }
+
     fn recomputed_rows(&self) -> u64 {
         self.0.recomputed_rows()
     }

@@ -1,8 +1,8 @@
 //! A request while it is in the engine, and the clock readings that become its [`Timings`].
 
 use crate::scheduler::SequenceId;
-use crate::{Event, Request, Timings, Usage};
-use std::time::Instant;
+use crate::{Event, InvalidLogits, Request, Timings, TokenLogprobs, Usage};
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 
 /// A request on its way to the engine thread.
@@ -15,13 +15,49 @@ pub(crate) struct Submission {
     pub(crate) submitted: Instant,
 }
 
+/// Log-probabilities of a prompt's tokens; of the first there is none.
+pub(crate) struct PromptLogprobs {
+    num_top: usize,
+    tokens: Vec<Option<TokenLogprobs>>,
+}
+
+impl PromptLogprobs {
+    fn new(num_top: usize) -> Self {
+        PromptLogprobs { num_top, tokens: vec![None] }
+    }
+
+    /// Takes in the logits after the token at `position`. Those of a prompt that is computed a second time are known.
+    pub(crate) fn push(&mut self, position: usize, logits: &[f32], prompt: &[u32]) -> Result<(), InvalidLogits> {
+        if let Some(&next) = prompt.get(position + 1)
+            && self.tokens.len() == position + 1
+        {
+            self.tokens.push(Some(TokenLogprobs::new(logits, next, self.num_top)?));
+        }
+        Ok(())
+    }
+
+    /// All of them, when they are complete.
+    pub(crate) fn finished(&mut self, prompt_len: usize) -> Option<Vec<Option<TokenLogprobs>>> {
+        (self.tokens.len() == prompt_len).then(|| std::mem::take(&mut self.tokens))
+    }
+}
+
 /// What the engine thread keeps of a request.
 pub(crate) struct ActiveRequest {
     /// Where its events go; closed when the client is gone.
     pub(crate) events: UnboundedSender<Event>,
     /// Its choices that are not finished.
     pub(crate) unfinished: Vec<SequenceId>,
-    prompt_tokens: usize,
+    /// Choices that begin when the prompt is computed, from the blocks of the first.
+    pub(crate) unborn: Vec<SequenceId>,
+    /// Whether it has not begun to run.
+    pub(crate) is_queued: bool,
+    /// Log-probabilities of its prompt, while they are gathered.
+    pub(crate) prompt_logprobs: Option<PromptLogprobs>,
+    timeout: Option<Duration>,
+    /// Tokens of its prompt.
+    pub(crate) prompt_tokens: usize,
+    cached_tokens: usize,
     completion_tokens: usize,
     submitted: Instant,
     started: Option<Instant>,
@@ -29,16 +65,32 @@ pub(crate) struct ActiveRequest {
 }
 
 impl ActiveRequest {
-    pub(crate) fn new(events: UnboundedSender<Event>, prompt_tokens: usize, submitted: Instant) -> Self {
+    pub(crate) fn new(events: UnboundedSender<Event>, request: &Request, submitted: Instant) -> Self {
         ActiveRequest {
             events,
             unfinished: Vec::new(),
-            prompt_tokens,
+            unborn: Vec::new(),
+            is_queued: true,
+            prompt_logprobs: request.sampling.prompt_logprobs.map(|num_top| PromptLogprobs::new(num_top as usize)),
+            timeout: request.timeout,
+            prompt_tokens: request.prompt_tokens.len(),
+            cached_tokens: 0,
             completion_tokens: 0,
             submitted,
             started: None,
             first_token: None,
         }
+    }
+
+    /// Notes that it begins to run, and how many tokens of its prompt the prefix cache had.
+    pub(crate) fn note_admitted(&mut self, cached_tokens: usize) {
+        self.is_queued = false;
+        self.cached_tokens = cached_tokens;
+    }
+
+    /// How long it was given, if that is over at `now`.
+    pub(crate) fn timed_out(&self, now: Instant) -> Option<Duration> {
+        self.timeout.filter(|&timeout| now.duration_since(self.submitted) >= timeout)
     }
 
     /// Notes that a step beginning at `now` computes some of it.
@@ -63,7 +115,7 @@ impl ActiveRequest {
         let first_token = self.first_token.unwrap_or(now);
         Usage {
             prompt_tokens: self.prompt_tokens,
-            cached_tokens: 0,
+            cached_tokens: self.cached_tokens,
             completion_tokens: self.completion_tokens,
             timings: Timings {
                 queue_s: started.duration_since(self.submitted).as_secs_f64(),
@@ -78,7 +130,6 @@ impl ActiveRequest {
 mod tests {
     use super::*;
     use crate::EventStream;
-    use std::time::Duration;
 
     #[test]
     fn timings_split_the_life_of_a_request() {
@@ -86,13 +137,18 @@ mod tests {
         let base = at(0);
         let after = |ms| base + Duration::from_millis(ms);
         let (events, _stream) = EventStream::channel();
-        let mut request = ActiveRequest::new(events, 7, base);
+        let asked =
+            Request { prompt_tokens: vec![1; 7], timeout: Some(Duration::from_millis(60)), ..Request::default() };
+        let mut request = ActiveRequest::new(events, &asked, base);
+        request.note_admitted(3);
+        assert_eq!(request.timed_out(after(59)), None);
+        assert_eq!(request.timed_out(after(60)), asked.timeout);
         request.note_step(after(10));
         request.note_step(after(20));
         request.note_token(after(30));
         request.note_token(after(70));
         let usage = request.usage(after(70));
-        assert_eq!((usage.prompt_tokens, usage.completion_tokens), (7, 2));
+        assert_eq!((usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens), (7, 3, 2));
         assert_eq!(usage.timings, Timings { queue_s: 0.01, prefill_s: 0.02, decode_s: 0.04 });
     }
 }

@@ -82,6 +82,23 @@ pub trait Runner: Send {
     /// `logits` one row for each slice that asks for one, in order.
     fn run(&mut self, step: &[SequenceSlice<'_>], logits: &mut LogitsBuffer) -> Result<(), RunnerError>;
 
+    /// Makes block `to` of the KV cache what block `from` is.
+    fn copy_block(&mut self, from: u32, to: u32) -> Result<(), RunnerError>;
+
+    /// Appends the bytes of a block to `out`, [`Runner::block_bytes`] of them.
+    fn export_block(&self, block: u32, out: &mut Vec<u8>) -> Result<(), RunnerError>;
+
+    /// Makes a block what a runner of the same [`Runner::identity`] exported. After an error the block is not to be read
+    /// before it is written again.
+    fn import_block(&mut self, block: u32, bytes: &[u8]) -> Result<(), RunnerError>;
+
+    /// Bytes of one exported block.
+    fn block_bytes(&self) -> usize;
+
+    /// Everything that decides the bytes of a block beside its tokens and those before it. Runners with the same one may
+    /// use each other's blocks.
+    fn identity(&self) -> String;
+
     /// (row, head) pairs of attention that were computed a second time since the start, because the fixed reference of their
     /// softmax did not fit.
     fn recomputed_rows(&self) -> u64 {

@@ -1,28 +1,52 @@
 //! Which tokens are computed next. Pure: state in, [`Step`] out; no clock, no channel, no model.
 //!
-//! A sequence is, to the scheduler, a number of known tokens and how many of them are computed (their keys and values lie
-//! in its blocks). A step is a list of (sequence, token range). Decoding is a range of length one, a chunk of a prompt a
-//! longer one; nothing distinguishes them but their length. Whoever runs the step reports back with
-//! [`Scheduler::computed`], and [`Scheduler::push_token`] for every sequence that was computed to its end and sampled.
+//! A sequence is, to the scheduler, its known tokens and how many of them are computed (their keys and values lie in its
+//! blocks). A step is a list of (sequence, token range). Decoding is a range of length one, a chunk of a prompt a longer one,
+//! guessed tokens that are to be verified make a decode range longer; nothing else distinguishes them. Whoever runs the step
+//! reports back with [`Scheduler::advance`].
 //!
-//! Rules, in order:
-//! 1. Running sequences that lack one token come first, oldest first; each takes one row of the budget.
-//! 2. Running sequences that lack more (prompts) share what is left of the budget, oldest first.
-//! 3. Waiting sequences are admitted strictly in order of arrival while the batch has room. On admission a sequence takes
-//!    the blocks of all its known tokens, so only decoding ever asks for more.
-//! 4. A running sequence that needs a block when none is free takes those of the youngest running sequence, which goes back
-//!    to waiting and recomputes later. It may be itself.
+//! Sequences are ranked by priority, then by arrival. Rules, in order:
+//! 1. Running sequences that lack one token come first, by rank; each takes one row of the budget, and rows for its guesses
+//!    while there are any left.
+//! 2. Waiting sequences are admitted by rank while the batch has room. What the prefix cache has of them is shared, and they
+//!    take blocks for the rest, so only decoding ever asks for more. A sequence whose next block is just being computed for
+//!    another one waits for it, and others may pass. One of a more urgent priority takes the place of the last in rank of a
+//!    less urgent one.
+//! 3. Prompts share the rows that [`StepLimits`] leaves them: the first in rank gets half, so that it always moves; the rest
+//!    goes to those that have least left, so that a short prompt does not wait for a long one.
+//! 4. A running sequence that needs a block when none is free takes those of the last in rank, which goes back to waiting and
+//!    recomputes later, as far as its blocks are not found in the prefix cache by then. It may be itself.
 //!
-//! Nobody waits forever: the oldest running sequence is never preempted by another, so it ends; ids grow with arrival, so
-//! everyone becomes the oldest. A sequence that does not fit although nobody else holds a block is reported as exhausted.
+//! Nobody waits forever among equal priorities: the first in rank is never preempted by another, so it ends, and everyone
+//! becomes the first. A sequence that does not fit although nobody else holds a block is reported as exhausted.
 
-use crate::block_manager::{BlockManager, BlockTable};
-use std::collections::BTreeMap;
+mod admission;
+mod prompts;
+mod state;
+
+use crate::BlockHash;
+use crate::block_manager::{BlockCopy, BlockManager};
+pub use admission::Admission;
+use state::State;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// Names a sequence. Later ids are younger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SequenceId(pub u64);
+
+/// A sequence that joins the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arrival<'a> {
+    /// Its known tokens; at least one.
+    pub tokens: &'a [u32],
+    /// What its blocks' names begin with. Sequences share blocks only under the same root.
+    pub root: BlockHash,
+    /// Lower is served earlier, as in vLLM.
+    pub priority: i32,
+    /// Whether every one of its known tokens needs logits. Then nothing of it is taken from the prefix cache.
+    pub all_logits: bool,
+}
 
 /// Part of a step: the tokens of `sequence` at these positions.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,13 +55,19 @@ pub struct StepEntry {
     pub sequence: SequenceId,
     /// Their positions; never empty, and beginning where the computed ones end.
     pub tokens: Range<usize>,
+    /// How many of them, at the end, are guesses.
+    pub num_guesses: usize,
 }
 
 /// What to compute next.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Step {
+    /// Blocks to copy before anything is computed, in this order.
+    pub copies: Vec<BlockCopy>,
     /// The work, at most one entry per sequence.
     pub entries: Vec<StepEntry>,
+    /// Sequences that begin, or begin again, to hold blocks in this step.
+    pub admitted: Vec<Admission>,
     /// Sequences that lost their blocks in making this step, in that order; for logs and counters.
     pub preempted: Vec<SequenceId>,
     /// Sequences that need more blocks than there are. They cannot go on and should be removed.
@@ -51,27 +81,32 @@ impl Step {
     }
 }
 
-/// Bounds of a step.
+/// Bounds of every step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SchedulerConfig {
     /// Most sequences that run together.
     pub max_batch: usize,
     /// Most tokens of one step; at least `max_batch`, so that every decoding sequence advances in every step.
     pub token_budget: usize,
+    /// Most rows of logits of one step; at least `max_batch`.
+    pub max_logit_rows: usize,
 }
 
+/// Bounds of one step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepLimits {
+    /// Most prompt tokens of a step in which others decode; at least one.
+    pub prompt_tokens: usize,
+}
+
+/// Less urgent sequences have greater ranks.
+type Rank = (i32, SequenceId);
+
+/// Rows that a step has left.
 #[derive(Debug)]
-struct State {
-    num_tokens: usize,
-    num_computed: usize,
-    blocks: BlockTable,
-    is_running: bool,
-}
-
-impl State {
-    fn pending(&self) -> usize {
-        self.num_tokens - self.num_computed
-    }
+struct Budget {
+    rows: usize,
+    logit_rows: usize,
 }
 
 /// Decides what runs. See the module's documentation for its rules.
@@ -79,60 +114,86 @@ impl State {
 pub struct Scheduler {
     config: SchedulerConfig,
     blocks: BlockManager,
-    // Ordered by id, which is the order of arrival.
     sequences: BTreeMap<SequenceId, State>,
-    num_running: usize,
+    running: BTreeSet<Rank>,
+    waiting: BTreeSet<Rank>,
 }
 
 impl Scheduler {
     /// Nothing to do yet, all blocks free.
     pub fn new(config: SchedulerConfig, blocks: BlockManager) -> Self {
-        assert!(config.max_batch > 0, "a batch has room for at least one sequence");
+        let SchedulerConfig { max_batch, token_budget, max_logit_rows } = config;
+        assert!(max_batch > 0, "a batch has room for at least one sequence");
+        assert!(token_budget >= max_batch, "a budget of {token_budget} tokens cannot advance {max_batch} sequences");
         assert!(
-            config.token_budget >= config.max_batch,
-            "a budget of {} tokens cannot advance {} sequences",
-            config.token_budget,
-            config.max_batch
+            max_logit_rows >= max_batch,
+            "{max_logit_rows} rows of logits are not enough for {max_batch} sequences"
         );
-        Scheduler { config, blocks, sequences: BTreeMap::new(), num_running: 0 }
+        let (running, waiting) = (BTreeSet::new(), BTreeSet::new());
+        Scheduler { config, blocks, sequences: BTreeMap::new(), running, waiting }
     }
 
-    /// Puts a sequence of `num_tokens` known tokens at the end of the queue. Its id must be the largest so far.
-    pub fn add(&mut self, id: SequenceId, num_tokens: usize) {
-        assert!(num_tokens > 0, "an empty sequence has nothing to compute");
-        let youngest = self.sequences.last_key_value().map(|(&last, _)| last);
-        assert!(youngest < Some(id), "ids grow with arrival: {id:?} came after {youngest:?}");
-        let state = State { num_tokens, num_computed: 0, blocks: BlockTable::default(), is_running: false };
-        self.sequences.insert(id, state);
+    /// Puts a sequence into the queue.
+    pub fn add(&mut self, id: SequenceId, arrival: Arrival<'_>) {
+        assert!(!arrival.tokens.is_empty(), "an empty sequence has nothing to compute");
+        let state = State::new(arrival, self.blocks.block_size());
+        self.waiting.insert((state.priority, id));
+        assert!(self.sequences.insert(id, state).is_none(), "{id:?} is there already");
     }
 
-    /// Forgets a sequence, finished or cancelled, and frees its blocks.
+    /// A second sequence that has the tokens of an entry's sequence, just computed to their end, and goes on with `chosen`.
+    /// To be called before the entry is reported with [`Scheduler::advance`]. It shares the blocks and runs at once if the
+    /// batch has room, else it waits, without blocks.
+    pub fn fork(&mut self, entry: &StepEntry, id: SequenceId, chosen: u32) {
+        let from = &self.sequences[&entry.sequence];
+        assert_eq!(
+            entry.tokens.end,
+            from.num_tokens(),
+            "a sequence forks where its known tokens end, before any guess"
+        );
+        let mut state = from.forked();
+        let is_running = from.is_running && self.running.len() < self.config.max_batch;
+        if is_running {
+            state.begin(self.blocks.fork(&from.blocks), entry.tokens.end);
+        }
+        state.push(chosen);
+        state.publish(&mut self.blocks);
+        let ranks = if is_running { &mut self.running } else { &mut self.waiting };
+        ranks.insert((state.priority, id));
+        assert!(self.sequences.insert(id, state).is_none(), "{id:?} is there already");
+    }
+
+    /// Forgets a sequence, finished or cancelled, and lets go of its blocks.
     pub fn remove(&mut self, id: SequenceId) {
         if let Some(mut state) = self.sequences.remove(&id) {
             self.blocks.release(&mut state.blocks);
-            self.num_running -= usize::from(state.is_running);
+            let rank = (state.priority, id);
+            assert!(self.running.remove(&rank) || self.waiting.remove(&rank), "{id:?} has no rank");
         }
     }
 
-    /// Records that the tokens of an entry are computed. True when they were the last known ones, so that their logits
-    /// choose the next token.
-    pub fn computed(&mut self, entry: &StepEntry) -> bool {
+    /// Says how many guessed tokens the sequence has; the next step may verify some of them.
+    pub fn set_guesses(&mut self, id: SequenceId, num_guesses: usize) {
+        self.state_mut(id).num_guesses = num_guesses;
+    }
+
+    /// Records that an entry is computed. `chosen` are the tokens that follow the known ones, if the entry reached their
+    /// end; the first `num_right` of them are what had been guessed, so they are computed as well.
+    pub fn advance(&mut self, entry: &StepEntry, chosen: &[u32], num_right: usize) {
+        assert!(num_right <= entry.num_guesses.min(chosen.len()), "{num_right} right guesses of {entry:?}");
         let state = self.state_mut(entry.sequence);
         assert_eq!(entry.tokens.start, state.num_computed, "tokens are computed in order");
-        state.num_computed = entry.tokens.end;
-        state.pending() == 0
+        state.num_computed = entry.tokens.end - entry.num_guesses + num_right;
+        assert!(chosen.is_empty() || entry.tokens.end - entry.num_guesses == state.num_tokens(), "chosen too early");
+        state.num_guesses = 0;
+        chosen.iter().for_each(|&token| state.push(token));
+        let state = self.sequences.get_mut(&entry.sequence).expect("looked up above");
+        state.publish(&mut self.blocks);
     }
 
-    /// Records that a sequence got one more token.
-    pub fn push_token(&mut self, id: SequenceId) {
-        let state = self.state_mut(id);
-        assert_eq!(state.pending(), 0, "a token is chosen when all before it are computed");
-        state.num_tokens += 1;
-    }
-
-    /// Whether `entry`, part of the latest step, reaches the last known token, so that logits are wanted.
-    pub fn wants_logits(&self, entry: &StepEntry) -> bool {
-        entry.tokens.end == self.sequences[&entry.sequence].num_tokens
+    /// Whether the last token of an entry of the latest step is the last known one, so that its logits choose the next.
+    pub fn reaches_end(&self, entry: &StepEntry) -> bool {
+        entry.tokens.end - entry.num_guesses == self.sequences[&entry.sequence].num_tokens()
     }
 
     /// The blocks of a running sequence; they cover every entry of the latest step.
@@ -142,12 +203,17 @@ impl Scheduler {
 
     /// Sequences that hold blocks.
     pub fn num_running(&self) -> usize {
-        self.num_running
+        self.running.len()
     }
 
     /// Sequences that wait for room.
     pub fn num_waiting(&self) -> usize {
-        self.sequences.len() - self.num_running
+        self.waiting.len()
+    }
+
+    /// Running sequences that lack one token, by rank: those that the next step will decode, if there are blocks.
+    pub fn decoding(&self) -> impl Iterator<Item = SequenceId> {
+        self.running.iter().map(|&(_, id)| id).filter(|id| self.sequences[id].pending() == 1)
     }
 
     /// The blocks, for their counts.
@@ -155,95 +221,92 @@ impl Scheduler {
         &self.blocks
     }
 
+    /// The blocks, to put contents from elsewhere into free ones. No step may be under way.
+    pub fn blocks_mut(&mut self) -> &mut BlockManager {
+        &mut self.blocks
+    }
+
+    /// Names of the full blocks of a sequence's known tokens.
+    pub fn block_names(&self, id: SequenceId) -> &[BlockHash] {
+        self.sequences[&id].names()
+    }
+
     /// Decides the next step. Empty only when there is no sequence, or none that is not exhausted.
-    pub fn schedule(&mut self) -> Step {
+    pub fn schedule(&mut self, limits: StepLimits) -> Step {
         let mut step = Step::default();
-        let mut budget = self.config.token_budget;
-        self.schedule_running(&mut step, &mut budget, |pending| pending == 1);
-        self.schedule_running(&mut step, &mut budget, |pending| pending > 1);
+        let mut budget = Budget { rows: self.config.token_budget, logit_rows: self.config.max_logit_rows };
+        self.schedule_decoding(&mut step, &mut budget);
         self.admit(&mut step, &mut budget);
+        if !step.entries.is_empty() {
+            budget.rows = budget.rows.min(limits.prompt_tokens.max(1));
+        }
+        self.schedule_prompts(&mut step, &mut budget);
         step
     }
 
-    fn schedule_running(&mut self, step: &mut Step, budget: &mut usize, is_turn: impl Fn(usize) -> bool) {
-        let running: Vec<SequenceId> =
-            self.running().filter(|(_, state)| is_turn(state.pending())).map(|(id, _)| id).collect();
-        for id in running {
-            let state = &self.sequences[&id];
-            let len = state.pending().min(*budget);
-            // The sequence may have been preempted for the sake of an older one a moment ago.
-            if !state.is_running || len == 0 {
+    fn schedule_decoding(&mut self, step: &mut Step, budget: &mut Budget) {
+        let decoding: Vec<Rank> =
+            self.running.iter().filter(|(_, id)| self.sequences[id].pending() == 1).copied().collect();
+        // A row is kept for every sequence that may be in this step, whether it decodes or ends its prompt or begins it.
+        let others = self.config.max_batch.min(self.running.len() + self.waiting.len());
+        let (mut spare_rows, mut spare_logit_rows) = (budget.rows - others, budget.logit_rows - others);
+        for rank in decoding {
+            let state = &self.sequences[&rank.1];
+            // It may have been preempted for the sake of another a moment ago.
+            if !state.is_running {
                 continue;
             }
-            let tokens = state.num_computed..state.num_computed + len;
-            if self.make_room(id, tokens.end, step, budget) {
-                *budget -= len;
-                step.entries.push(StepEntry { sequence: id, tokens });
+            let num_guesses = state.num_guesses.min(spare_rows).min(spare_logit_rows);
+            let tokens = state.num_computed..state.num_tokens() + num_guesses;
+            if self.make_room(rank, tokens.clone(), step, budget) {
+                spare_rows -= num_guesses;
+                spare_logit_rows -= num_guesses;
+                Self::take(step, budget, StepEntry { sequence: rank.1, tokens, num_guesses }, num_guesses + 1);
             }
         }
     }
 
-    /// Makes the blocks of `id` cover `num_tokens`, preempting the youngest as often as needed. False when `id` itself had to
-    /// go, or can never fit.
-    fn make_room(&mut self, id: SequenceId, num_tokens: usize, step: &mut Step, budget: &mut usize) -> bool {
+    fn take(step: &mut Step, budget: &mut Budget, entry: StepEntry, logit_rows: usize) {
+        budget.rows -= entry.tokens.len();
+        budget.logit_rows -= logit_rows;
+        step.entries.push(entry);
+    }
+
+    /// Makes the blocks of a sequence cover `tokens` and the first of them its own, preempting the last in rank as often as
+    /// needed. False when the sequence itself had to go, or can never fit.
+    fn make_room(&mut self, rank: Rank, tokens: Range<usize>, step: &mut Step, budget: &mut Budget) -> bool {
         loop {
-            let state = self.sequences.get_mut(&id).expect("only known sequences are scheduled");
-            if self.blocks.grow(&mut state.blocks, num_tokens) {
+            let state = self.sequences.get_mut(&rank.1).expect("only known sequences are scheduled");
+            if self.blocks.make_writable(&mut state.blocks, tokens.start, &mut step.copies)
+                && self.blocks.grow(&mut state.blocks, tokens.end)
+            {
                 return true;
             }
-            if self.num_running == 1 {
-                step.exhausted.push(id);
+            if self.running.len() == 1 {
+                step.exhausted.push(rank.1);
                 return false;
             }
-            let youngest = self.running().next_back().map(|(id, _)| id).expect("several sequences are running");
-            self.preempt(youngest, step, budget);
-            if youngest == id {
+            let last = *self.running.last().expect("several sequences are running");
+            self.preempt(last, step, budget);
+            if last == rank {
                 return false;
             }
         }
     }
 
-    fn preempt(&mut self, id: SequenceId, step: &mut Step, budget: &mut usize) {
+    fn preempt(&mut self, rank: Rank, step: &mut Step, budget: &mut Budget) {
+        let id = rank.1;
         let state = self.sequences.get_mut(&id).expect("only known sequences are preempted");
         self.blocks.release(&mut state.blocks);
-        state.num_computed = 0;
-        state.is_running = false;
-        self.num_running -= 1;
+        state.stop();
+        self.running.remove(&rank);
+        self.waiting.insert(rank);
         if let Some(place) = step.entries.iter().position(|entry| entry.sequence == id) {
-            *budget += step.entries.remove(place).tokens.len();
+            let entry = step.entries.remove(place);
+            budget.rows += entry.tokens.len();
+            budget.logit_rows += entry.num_guesses + 1;
         }
         step.preempted.push(id);
-    }
-
-    fn admit(&mut self, step: &mut Step, budget: &mut usize) {
-        let waiting: Vec<SequenceId> =
-            self.sequences.iter().filter(|(_, state)| !state.is_running).map(|(&id, _)| id).collect();
-        for id in waiting {
-            if self.num_running == self.config.max_batch || *budget == 0 {
-                return;
-            }
-            // One block stays free for each running sequence: without that, the last one admitted would be preempted as
-            // soon as an older one crosses into its next block, and its prompt computed for nothing.
-            let headroom = self.num_running;
-            let state = self.sequences.get_mut(&id).expect("taken from the map above");
-            let needed = self.blocks.blocks_for(state.num_tokens);
-            if needed > self.blocks.num_blocks() {
-                step.exhausted.push(id);
-                continue;
-            }
-            if needed + headroom > self.blocks.num_free() || !self.blocks.grow(&mut state.blocks, state.num_tokens) {
-                return;
-            }
-            state.is_running = true;
-            self.num_running += 1;
-            let len = state.num_tokens.min(*budget);
-            *budget -= len;
-            step.entries.push(StepEntry { sequence: id, tokens: 0..len });
-        }
-    }
-
-    fn running(&self) -> impl DoubleEndedIterator<Item = (SequenceId, &State)> {
-        self.sequences.iter().filter(|(_, state)| state.is_running).map(|(&id, state)| (id, state))
     }
 
     fn state_mut(&mut self, id: SequenceId) -> &mut State {

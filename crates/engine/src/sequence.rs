@@ -1,5 +1,6 @@
 //! One choice of a request while it is generated: its tokens, and the way from a new token to text.
 
+use crate::speculation::{Acceptance, Guess, Lookup};
 use crate::{Event, FinishReason, Sampled, Sampler, SamplingParams, TokenLogprobs};
 use std::sync::Arc;
 use taper_text::{Detokenizer, StopMatcher, StopOutput, Tokenizer};
@@ -12,6 +13,12 @@ pub(crate) struct Sequence {
     pub(crate) tokens: Vec<u32>,
     /// Chooses its tokens.
     pub(crate) sampler: Sampler,
+    /// What may follow; the next step may verify it.
+    pub(crate) guess: Guess,
+    /// Where guesses come from.
+    pub(crate) lookup: Lookup,
+    /// How good they are.
+    pub(crate) acceptance: Acceptance,
     choice: usize,
     max_len: usize,
     prompt_len: usize,
@@ -30,6 +37,8 @@ pub(crate) struct Sequence {
 
 /// What a new token did to its sequence.
 pub(crate) struct Accepted {
+    /// The token; of a sequence that was cut, its last.
+    pub(crate) token: u32,
     /// News for the client, if there is any.
     pub(crate) event: Option<Event>,
     /// Whether the sequence is complete.
@@ -46,6 +55,7 @@ impl Sequence {
         sampler: Sampler,
         tokenizer: &Arc<Tokenizer>,
     ) -> Self {
+        let lookup = Lookup::new(&prompt);
         Sequence {
             request,
             // Made first: it looks at the end of the prompt that the next line takes.
@@ -53,6 +63,9 @@ impl Sequence {
             prompt_len: prompt.len(),
             tokens: prompt,
             sampler,
+            guess: Guess::default(),
+            lookup,
+            acceptance: Acceptance::default(),
             choice,
             max_len,
             min_tokens: params.min_tokens,
@@ -73,6 +86,7 @@ impl Sequence {
         let Sampled { token, logprobs } = sampled;
         self.sampler.accept(token);
         self.tokens.push(token);
+        self.lookup.push(token);
         self.unsent.push(token);
         self.unsent_logprobs.extend(logprobs);
         let is_end = !self.ignore_eos && self.tokenizer.end_of_generation().contains(&token);
@@ -94,7 +108,12 @@ impl Sequence {
             tokens: std::mem::take(&mut self.unsent),
             logprobs: std::mem::take(&mut self.unsent_logprobs),
         });
-        Accepted { event, is_finished: false }
+        Accepted { token, event, is_finished: false }
+    }
+
+    /// How many more tokens it may have.
+    pub(crate) fn room(&self) -> usize {
+        self.max_len - self.tokens.len()
     }
 
     /// Ends the sequence where it is, because it can hold no more tokens.
@@ -132,6 +151,7 @@ impl Sequence {
     fn finished_event(&mut self, reason: FinishReason, text: String) -> Accepted {
         let (tokens, logprobs) = (std::mem::take(&mut self.unsent), std::mem::take(&mut self.unsent_logprobs));
         let event = Event::Finished { choice: self.choice, reason, text, tokens, logprobs };
-        Accepted { event: Some(event), is_finished: true }
+        let token = self.tokens.last().copied().unwrap_or_default();
+        Accepted { token, event: Some(event), is_finished: true }
     }
 }

@@ -1,8 +1,9 @@
 //! A [`Runner`] without weights, for tests of the engine and of what stands on it.
 //!
 //! Its "model" is a function from the tokens of a sequence to its next token (or its logits). Its "KV cache" stores token
-//! ids by block and reads every sequence's past back through the block table, so a wrong table, a shared block or a token
-//! that was never computed changes the answer or panics, as it would garble a real model.
+//! ids by block, each with a digest of all tokens before it, and reads every sequence's past back through the block table:
+//! a wrong table, a block overwritten by another sequence, one that holds the right tokens of another past, or a token that
+//! was never computed panics, where it would garble a real model.
 //!
 //! ```
 //! use taper_engine::{Runner, stub::{StubRunner, stub_limits}};
@@ -118,14 +119,49 @@ impl Drop for Grenade {
     }
 }
 
+/// What the stub keeps of a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Key {
+    token: u32,
+    /// Of the sequence up to this token: a real key depends on all of them.
+    past: u64,
+}
+
+impl Key {
+    const BYTES: usize = 12;
+
+    /// A slot that was never written has a token that no vocabulary has.
+    fn to_bytes(key: Option<Key>) -> [u8; Key::BYTES] {
+        let Key { token, past } = key.unwrap_or(Key { token: u32::MAX, past: 0 });
+        let mut bytes = [0; Key::BYTES];
+        bytes[..4].copy_from_slice(&token.to_le_bytes());
+        bytes[4..].copy_from_slice(&past.to_le_bytes());
+        bytes
+    }
+
+    fn from_bytes(bytes: [u8; Key::BYTES]) -> Option<Key> {
+        let [a, b, c, d, past @ ..] = bytes;
+        let token = u32::from_le_bytes([a, b, c, d]);
+        (token != u32::MAX).then_some(Key { token, past: u64::from_le_bytes(past) })
+    }
+}
+
+/// The keys of a sequence: digests are FNV-1a over tokens.
+fn keys(tokens: &[u32]) -> impl Iterator<Item = Key> {
+    tokens.iter().scan(0xcbf2_9ce4_8422_2325_u64, |past, &token| {
+        *past = (*past ^ u64::from(token)).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
+        Some(Key { token, past: *past })
+    })
+}
+
 type Model = Box<dyn FnMut(&[u32], &mut [f32]) + Send>;
 
 /// A scripted runner. See the module's documentation.
 pub struct StubRunner {
     limits: RunnerLimits,
     model: Model,
-    // Token ids by slot; `None` was never written.
-    cache: Vec<Option<u32>>,
+    // By slot; `None` was never written.
+    cache: Vec<Option<Key>>,
     delay: Duration,
     gate: Option<Arc<GateState>>,
     faults: Vec<(Range<usize>, Fault)>,
@@ -230,20 +266,51 @@ impl StubRunner {
         block * self.limits.block_size + position % self.limits.block_size
     }
 
-    /// Stores the slice's tokens and returns the whole sequence up to their end.
-    fn store(&mut self, slice: &SequenceSlice<'_>) -> Vec<u32> {
+    /// Stores the slice's tokens, without their pasts.
+    fn store_tokens(&mut self, slice: &SequenceSlice<'_>) {
         assert!(!slice.tokens.is_empty(), "a slice without tokens");
         let end = slice.start + slice.tokens.len();
         assert!(end <= self.limits.context_len, "position {} is outside the context", end - 1);
         for (position, &token) in (slice.start..end).zip(slice.tokens) {
             assert!((token as usize) < self.limits.vocab_size, "token {token} is outside the vocabulary");
             let slot = self.slot(slice, position);
-            self.cache[slot] = Some(token);
+            self.cache[slot] = Some(Key { token, past: 0 });
         }
-        let past = |position| {
-            self.cache[self.slot(slice, position)].unwrap_or_else(|| panic!("position {position} was never computed"))
+    }
+
+    /// The tokens of the sequence up to the slice's end, as the cache has them.
+    fn tokens(&self, slice: &SequenceSlice<'_>) -> Vec<u32> {
+        let token = |position| match self.cache[self.slot(slice, position)] {
+            Some(key) => key.token,
+            None => panic!("position {position} was never computed"),
         };
-        (0..end).map(past).collect()
+        (0..slice.start + slice.tokens.len()).map(token).collect()
+    }
+
+    /// Completes the slice's keys by their pasts.
+    fn store_pasts(&mut self, slice: &SequenceSlice<'_>, tokens: &[u32]) {
+        for (position, key) in keys(tokens).enumerate().skip(slice.start) {
+            let slot = self.slot(slice, position);
+            self.cache[slot] = Some(key);
+        }
+    }
+
+    /// Checks that every key that the slice sees was computed after the tokens that it sees before it.
+    fn check_pasts(&self, slice: &SequenceSlice<'_>, tokens: &[u32]) {
+        assert_eq!(&tokens[slice.start..], slice.tokens, "another sequence wrote to the same block");
+        for (position, key) in keys(tokens).enumerate() {
+            let is_own = self.cache[self.slot(slice, position)] == Some(key);
+            assert!(
+                is_own,
+                "the key of position {position} was computed after other tokens than {:?}",
+                &tokens[..position]
+            );
+        }
+    }
+
+    fn block(&self, block: u32) -> Range<usize> {
+        assert!((block as usize) < self.limits.num_blocks, "block {block} does not exist");
+        block as usize * self.limits.block_size..(block as usize + 1) * self.limits.block_size
     }
 
     fn check_step(&self, step: &[SequenceSlice<'_>]) {
@@ -278,7 +345,10 @@ impl Runner for StubRunner {
             Some(Fault::Nan) | None => {}
         }
         // All keys are stored before anyone reads, as in a real step: a block held by two sequences shows.
-        let pasts: Vec<Vec<u32>> = step.iter().map(|slice| self.store(slice)).collect();
+        step.iter().for_each(|slice| self.store_tokens(slice));
+        let pasts: Vec<Vec<u32>> = step.iter().map(|slice| self.tokens(slice)).collect();
+        step.iter().zip(&pasts).for_each(|(slice, past)| self.store_pasts(slice, past));
+        step.iter().zip(&pasts).for_each(|(slice, past)| self.check_pasts(slice, past));
         for (slice, past) in step.iter().zip(&pasts) {
             let ends = match slice.logits {
                 LogitRows::None => continue,
@@ -294,5 +364,94 @@ impl Runner for StubRunner {
             }
         }
         Ok(())
+    }
+
+    fn copy_block(&mut self, from: u32, to: u32) -> Result<(), RunnerError> {
+        let (from, to) = (self.block(from), self.block(to));
+        self.cache.copy_within(from, to.start);
+        Ok(())
+    }
+
+    fn export_block(&self, block: u32, out: &mut Vec<u8>) -> Result<(), RunnerError> {
+        out.extend(self.cache[self.block(block)].iter().flat_map(|&key| Key::to_bytes(key)));
+        Ok(())
+    }
+
+    fn import_block(&mut self, block: u32, bytes: &[u8]) -> Result<(), RunnerError> {
+        if bytes.len() != self.block_bytes() {
+            return Err(RunnerError(format!("{} bytes for a block of {}", bytes.len(), self.block_bytes())));
+        }
+        let slots = self.block(block);
+        for (slot, &bytes) in self.cache[slots].iter_mut().zip(bytes.as_chunks::<{ Key::BYTES }>().0) {
+            *slot = Key::from_bytes(bytes);
+        }
+        Ok(())
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.limits.block_size * Key::BYTES
+    }
+
+    fn identity(&self) -> String {
+        format!("stub, {} tokens a block", self.limits.block_size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    /// Counts upwards; blocks of four.
+    fn runner() -> StubRunner {
+        let limits = RunnerLimits { context_len: 16, num_blocks: 8, block_size: 4, ..stub_limits(100) };
+        StubRunner::new(limits, |tokens| tokens[tokens.len() - 1] + 1)
+    }
+
+    /// Computes `tokens` from position `start` on.
+    fn run(runner: &mut StubRunner, tokens: &[u32], start: usize, block_table: &[u32]) {
+        let slice = SequenceSlice { tokens, start, block_table, logits: LogitRows::Last };
+        runner.run(&[slice], &mut LogitsBuffer::new(100)).unwrap();
+    }
+
+    /// What it says when it panics.
+    fn refused(runner: &mut StubRunner, tokens: &[u32], start: usize, block_table: &[u32]) -> String {
+        let panicked = catch_unwind(AssertUnwindSafe(|| run(runner, tokens, start, block_table))).unwrap_err();
+        panicked.downcast_ref::<String>().unwrap().clone()
+    }
+
+    #[test]
+    fn moved_blocks_serve_the_past_they_were_computed_after_and_no_other() {
+        let mut runner = runner();
+        run(&mut runner, &[1, 2, 3, 4, 5, 6, 7, 8, 9], 0, &[0, 1, 2]);
+        runner.copy_block(1, 5).unwrap();
+        run(&mut runner, &[10], 8, &[0, 5, 3]);
+        let mut bytes = Vec::new();
+        runner.export_block(1, &mut bytes).unwrap();
+        assert_eq!(bytes.len(), runner.block_bytes());
+        runner.import_block(6, &bytes).unwrap();
+        run(&mut runner, &[11], 8, &[0, 6, 3]);
+        assert!(runner.import_block(6, &bytes[1..]).is_err());
+
+        run(&mut runner, &[9, 9, 9, 9], 0, &[4]);
+        let why = refused(&mut runner, &[12], 8, &[4, 1, 3]);
+        assert!(why.contains("position 4 was computed after other tokens"), "{why}");
+        let why = refused(&mut runner, &[12], 8, &[0, 7, 3]);
+        assert!(why.contains("position 4 was never computed"), "{why}");
+    }
+
+    #[test]
+    fn a_block_that_two_sequences_write_is_noticed() {
+        let mut runner = runner();
+        run(&mut runner, &[1, 2, 3], 0, &[0]);
+        let slice = |token: &'static [u32]| SequenceSlice {
+            tokens: token,
+            start: 3,
+            block_table: &[0],
+            logits: LogitRows::Last,
+        };
+        let step = [slice(&[4]), slice(&[5])];
+        let both = AssertUnwindSafe(|| runner.run(&step, &mut LogitsBuffer::new(100)));
+        assert!(catch_unwind(both).is_err());
     }
 }

@@ -1,6 +1,7 @@
 //! What clients hand in, and why it may be refused.
 
 use crate::{InvalidParam, RunnerLimits, SamplingParams};
+use std::time::Duration;
 
 /// A prompt to continue.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -9,12 +10,18 @@ pub struct Request {
     pub prompt_tokens: Vec<u32>,
     /// How to continue it.
     pub sampling: SamplingParams,
+    /// Lower is served earlier; 0 is usual.
+    pub priority: i32,
+    /// Prompts share cached blocks only with prompts of the same salt.
+    pub cache_salt: Option<String>,
+    /// Time from submission after which it fails, finished or not; without it, the engine's.
+    pub timeout: Option<Duration>,
 }
 
 /// Why a request was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// As many choices as allowed are running or waiting.
+    /// As many choices, or tokens of prompts, as allowed are running or waiting.
     #[error("the queue is full; try again in {retry_after_s} s")]
     QueueFull {
         /// When there may be room, guessed from how long recent requests took.

@@ -10,6 +10,7 @@
 //! than the row that reads it, neither later tokens nor a block's earlier owner change what a row computes. Of whole blocks
 //! it is kept a second time, side by side.
 
+mod blocks;
 mod format;
 
 pub(super) use format::{Element, F32, Format};

@@ -6,6 +6,7 @@
 
 mod attention;
 mod buffer;
+pub mod cores;
 pub mod gemm;
 pub mod isa;
 mod kv_cache;
@@ -30,11 +31,11 @@ use crate::{
     AttentionParams, Backend, BackendInfo, Error, HeadLayout, KvLayout, MatrixData, Rope, ScoreStatistics, StepTables,
 };
 use attention::AttentionScratch;
+use cores::Cores;
 use gemm::{GemmScratch, PackedMatrix, Tuning};
 use isa::Isa;
 use pool::Pool;
 use rows::{for_row_pairs_mut, for_rows_mut};
-use std::num::NonZero;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -51,7 +52,7 @@ const MOST_THREADS: usize = 1024;
 /// Settings of [`Cpu`].
 #[derive(Debug, Clone, Default)]
 pub struct CpuConfig {
-    /// Threads, the caller included; `None` takes what the system offers this process.
+    /// Threads, the caller included; `None` takes [`Cores::threads`].
     pub threads: Option<usize>,
     /// `portable`, `neon`, `neon-dot`, `avx2`, `avx512`, `avx512bf16` or `amx`; `None` takes the best this machine has.
     pub isa: Option<String>,
@@ -95,7 +96,7 @@ impl Cpu {
                 return Err(Error::Unsupported(reason));
             }
             Some(threads) => threads,
-            None => std::thread::available_parallelism().map_or(1, NonZero::get),
+            None => Cores::of_this_machine().threads,
         };
         let shared = Shared { pool: Pool::new(threads), isa, scratch: Mutex::default() };
         Ok(Self { shared: Arc::new(shared), tuning: Arc::default(), activations: Activations::default() })
@@ -186,6 +187,18 @@ impl Backend for Cpu {
 
     fn kv_block_bytes(&self, layout: KvLayout) -> usize {
         kv_cache::block_bytes(layout)
+    }
+
+    fn copy_kv_block(&self, cache: &mut KvCache, from: u32, to: u32) {
+        cache.copy_block(from as usize, to as usize);
+    }
+
+    fn export_kv_block(&self, cache: &KvCache, block: u32, out: &mut Vec<u8>) {
+        cache.export_block(block as usize, out);
+    }
+
+    fn import_kv_block(&self, cache: &mut KvCache, block: u32, bytes: &[u8]) -> Result<(), Error> {
+        cache.import_block(block as usize, bytes)
     }
 
     fn read_rows(&self, buffer: &Buffer, rows: Range<usize>, out: &mut [f32]) {

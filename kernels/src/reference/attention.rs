@@ -8,8 +8,9 @@ use super::buffer::Buffer;
 use super::linear::dot;
 use super::parallel::for_each_chunk;
 use super::softmax::{State, softmax};
-use crate::memory::AlignedVec;
+use crate::memory::{AlignedVec, Plain};
 use crate::{AttentionParams, AttentionScheme, BLOCK_SIZE, Error, KV_SPLIT, KvLayout, SequenceSpan, StepTables};
+use std::ops::Range;
 
 /// Keys and values in float32, `[layer][slot][kv head][head_dim]`.
 #[derive(Debug)]
@@ -49,6 +50,43 @@ impl KvCache {
         let start = self.offset(layer, slot, 0);
         self.keys[start..][..key.len()].copy_from_slice(key);
         self.values[start..][..value.len()].copy_from_slice(value);
+    }
+
+    /// Elements of the keys (or values) of a block, all heads, in each layer.
+    fn block_ranges(&self, block: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        assert!(block < self.layout.num_blocks, "block {block} lies beyond the cache");
+        let KvLayout { num_layers, num_blocks, num_kv_heads, head_dim, .. } = self.layout;
+        let len = BLOCK_SIZE * num_kv_heads * head_dim;
+        (0..num_layers).map(move |layer| (layer * num_blocks + block) * len).map(move |start| start..start + len)
+    }
+
+    pub(super) fn copy_block(&mut self, from: usize, to: usize) {
+        for (from, to) in self.block_ranges(from).zip(self.block_ranges(to)) {
+            self.keys.copy_within(from.clone(), to.start);
+            self.values.copy_within(from, to.start);
+        }
+    }
+
+    /// Per layer the keys, then the values.
+    pub(super) fn export_block(&self, block: usize, out: &mut Vec<u8>) {
+        for range in self.block_ranges(block) {
+            f32::append_bytes(&self.keys[range.clone()], out);
+            f32::append_bytes(&self.values[range], out);
+        }
+    }
+
+    pub(super) fn import_block(&mut self, block: usize, bytes: &[u8]) -> Result<(), Error> {
+        let half = BLOCK_SIZE * self.layout.num_kv_heads * self.layout.head_dim * size_of::<f32>();
+        let (expected, actual) = (2 * half * self.layout.num_layers, bytes.len());
+        if actual != expected {
+            return Err(Error::BlockSize { expected, actual });
+        }
+        for (range, bytes) in self.block_ranges(block).zip(bytes.chunks_exact(2 * half)) {
+            let (keys, values) = bytes.split_at(half);
+            f32::from_bytes(keys, &mut self.keys[range.clone()]);
+            f32::from_bytes(values, &mut self.values[range]);
+        }
+        Ok(())
     }
 
     pub(super) fn layout(&self) -> KvLayout {

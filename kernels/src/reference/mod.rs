@@ -67,6 +67,18 @@ impl Backend for Reference {
         2 * crate::BLOCK_SIZE * layout.num_kv_heads * layout.head_dim * size_of::<f32>()
     }
 
+    fn copy_kv_block(&self, cache: &mut KvCache, from: u32, to: u32) {
+        cache.copy_block(from as usize, to as usize);
+    }
+
+    fn export_kv_block(&self, cache: &KvCache, block: u32, out: &mut Vec<u8>) {
+        cache.export_block(block as usize, out);
+    }
+
+    fn import_kv_block(&self, cache: &mut KvCache, block: u32, bytes: &[u8]) -> Result<(), Error> {
+        cache.import_block(block as usize, bytes)
+    }
+
     fn read_rows(&self, buffer: &Buffer, rows: Range<usize>, out: &mut [f32]) {
         out.copy_from_slice(&buffer.rows(rows.end)[rows.start * buffer.cols()..]);
     }

@@ -6,6 +6,7 @@
 
 mod attention;
 mod bits;
+mod blocks;
 mod fixture;
 mod observe;
 mod operations;
@@ -21,6 +22,7 @@ fn suite<B: Backend>(backend: &B) {
     softmax::suite(backend);
     observe::suite(backend);
     bits::suite(backend);
+    blocks::suite(backend);
 }
 
 /// The CPU backend, or a line that says why it is not tested here.

@@ -66,7 +66,7 @@ impl BenchOutputArgs {
 /// What computes, where no model is loaded.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ComputeArgs {
-    /// Threads that compute [default: all cores].
+    /// Threads that compute [default: one per performance core; `taper doctor` lists them].
     #[arg(long, short = 't', value_name = "N", env = "TAPER_THREADS", value_parser = positive)]
     pub(crate) threads: Option<usize>,
 
@@ -173,9 +173,9 @@ pub(crate) struct BenchModelArgs {
 /// Where the keys of a depth come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FillKind {
-    /// Computed from a prompt.
+    /// Computed from a prompt; the time grows with the square of the depth.
     Computed,
-    /// Seeded random keys and values, for depths whose computation takes too long; the row says so.
+    /// Seeded random keys and values, in seconds at any depth; the row says so.
     Random,
 }
 

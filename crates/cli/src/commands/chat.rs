@@ -21,7 +21,7 @@ Ctrl-C stops an answer. Everything else is a message.";
 
 pub(crate) fn run(args: &ChatArgs) -> Result<()> {
     let sampling = args.sampling.params()?;
-    let loaded = load::load_for_one(&args.model, &args.context)?;
+    let loaded = load::load_for_one(&args.model, &args.context, &args.engine)?;
     // A model that cannot chat should say so before the first message is typed.
     generate::chat_tokens(&loaded, &[ChatMessage::new("user", "hello")])?;
     let mut chat =

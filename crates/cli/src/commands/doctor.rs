@@ -6,25 +6,42 @@ use crate::output;
 use anyhow::Result;
 use indicatif::BinaryBytes;
 use serde::Serialize;
+use std::env::consts::ARCH;
 use std::path::{Path, PathBuf};
 use taper_bench::{Machine, Record, Run, Setup};
 use taper_hub::Hub;
+use taper_kernels::cpu::cores::Cores;
 use taper_kernels::cpu::isa::Isa;
 use taper_kernels::cpu::operations;
 use taper_kernels::{Backend, BackendInfo};
 
-/// Features that kernels use or could use, in the system's words, with what they are for.
-const FEATURES: [(&str, &str); 9] = [
-    ("avx2", "256-bit integers"),
-    ("fma", "fused multiply-add"),
-    ("f16c", "float16 conversion"),
-    ("avx512f", "512-bit vectors"),
-    ("avx512_vnni", "int8 dot products, 512 bits"),
-    ("avx_vnni", "int8 dot products, 256 bits"),
-    ("avx512_bf16", "bfloat16 dot products"),
-    ("amx_int8", "int8 tiles"),
-    ("amx_bf16", "bfloat16 tiles"),
-];
+/// Features that kernels use or could use on an architecture, in the system's words, with what they are for.
+fn features(arch: &str) -> &'static [(&'static str, &'static str)] {
+    match arch {
+        "x86_64" => &[
+            ("avx2", "256-bit integers"),
+            ("fma", "fused multiply-add"),
+            ("f16c", "float16 conversion"),
+            ("avx512f", "512-bit vectors"),
+            ("avx512_vnni", "int8 dot products, 512 bits"),
+            ("avx_vnni", "int8 dot products, 256 bits"),
+            ("avx512_bf16", "bfloat16 dot products"),
+            ("amx_int8", "int8 tiles"),
+            ("amx_bf16", "bfloat16 tiles"),
+        ],
+        "aarch64" => &[
+            ("asimd", "128-bit vectors, fused multiply-add, float16 conversion"),
+            ("asimdhp", "float16 arithmetic"),
+            ("asimddp", "int8 dot products"),
+            ("i8mm", "int8 matrix products"),
+            ("bf16", "bfloat16 dot and matrix products"),
+            ("sve", "vectors of any length"),
+            ("sve2", "the same, more integers"),
+            ("sme", "matrix tiles"),
+        ],
+        _ => &[],
+    }
+}
 
 /// Everything that is said.
 #[derive(Debug, Serialize)]
@@ -32,13 +49,15 @@ struct Diagnosis {
     version: &'static str,
     commit: &'static str,
     machine: Machine,
-    /// Of [`FEATURES`], those that the processor has.
+    /// Of [`features`], those that the processor has.
     features: Vec<&'static str>,
     isa: &'static str,
     isas_available: Vec<&'static str>,
     /// Sets that the processor has and the system does not let this process use.
     isas_refused: Vec<Refusal>,
     threads: usize,
+    /// What `threads` is unless it is chosen, and why.
+    default_threads: DefaultThreads,
     numerics_class: &'static str,
     /// GB/s; absent when it was not measured.
     read_bandwidth: Option<f64>,
@@ -53,6 +72,27 @@ struct Diagnosis {
 struct Refusal {
     isa: &'static str,
     reason: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct DefaultThreads {
+    threads: usize,
+    /// That this process may use.
+    processors: usize,
+    /// That they belong to.
+    cores: usize,
+    /// The first processor of each.
+    performance_cores: Vec<usize>,
+    /// The same in words, to be read behind the threads.
+    why: String,
+}
+
+impl From<Cores> for DefaultThreads {
+    fn from(cores: Cores) -> Self {
+        let why = cores.to_string();
+        let Cores { threads, processors, cores, performance, .. } = cores;
+        DefaultThreads { threads, processors, cores, performance_cores: performance, why }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -99,12 +139,13 @@ fn diagnose(info: &BackendInfo, bandwidth_bytes: usize) -> Result<Diagnosis> {
     Ok(Diagnosis {
         version: env!("CARGO_PKG_VERSION"),
         commit: setup.commit,
-        features: FEATURES.map(|(flag, _)| flag).into_iter().filter(|flag| machine.has(flag)).collect(),
+        features: features(ARCH).iter().map(|(flag, _)| *flag).filter(|flag| machine.has(flag)).collect(),
         machine,
         isa: info.isa,
         isas_available: Isa::available().into_iter().map(Isa::name).collect(),
         isas_refused: refusals(),
         threads: info.threads,
+        default_threads: Cores::of_this_machine().into(),
         numerics_class: info.numerics_class,
         read_bandwidth: bandwidth.as_ref().map(|row| row.median),
         read_bandwidth_streams: bandwidth.and_then(|row| row.params.get("streams")?.as_u64()),
@@ -146,10 +187,10 @@ fn print(diagnosis: &Diagnosis) -> Result<()> {
     let Diagnosis { machine, gpu, paths, .. } = diagnosis;
     let mut facts: Vec<(&str, String)> = vec![
         ("taper", format!("{}, commit {}", diagnosis.version, diagnosis.commit)),
-        ("processor", format!("{}, {} cores for this process", machine.cpu, machine.cores)),
+        ("processor", format!("{}, {} processors for this process", machine.cpu, machine.cores)),
     ];
-    for (flag, what) in FEATURES {
-        let has = if diagnosis.features.contains(&flag) { "yes" } else { "no" };
+    for (flag, what) in features(ARCH) {
+        let has = if diagnosis.features.contains(flag) { "yes" } else { "no" };
         facts.push(("", format!("{flag:<12} {has:<4} {what}")));
     }
     for cache in &machine.caches {
@@ -175,7 +216,15 @@ fn print(diagnosis: &Diagnosis) -> Result<()> {
     for Refusal { isa, reason } in &diagnosis.isas_refused {
         facts.push(("", format!("not {isa}: {reason}")));
     }
-    facts.push(("threads", format!("{}; --threads chooses", diagnosis.threads)));
+    let DefaultThreads { threads, why, .. } = &diagnosis.default_threads;
+    let by_default = format!("{threads} {why}");
+    facts.push((
+        "threads",
+        match diagnosis.threads {
+            chosen if chosen == *threads => format!("{by_default}; --threads chooses others"),
+            chosen => format!("{chosen}, as --threads says; otherwise {by_default}"),
+        },
+    ));
     facts.push(("numerics class", diagnosis.numerics_class.into()));
     for OperationJson { operation, kernel } in &diagnosis.operations {
         facts.push(("", format!("{operation:<32} {kernel}")));
@@ -204,6 +253,14 @@ fn print(diagnosis: &Diagnosis) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn features_are_of_the_architecture() {
+        let names = |arch| features(arch).iter().map(|(flag, _)| *flag).collect::<Vec<_>>();
+        assert!(names("aarch64").contains(&"i8mm") && !names("aarch64").contains(&"avx2"));
+        assert!(names("x86_64").contains(&"avx2") && !names("x86_64").contains(&"asimd"));
+        assert!(!names(ARCH).is_empty() || !cfg!(any(target_arch = "x86_64", target_arch = "aarch64")));
+    }
 
     #[test]
     fn a_driver_is_told_by_its_first_line() {

@@ -31,7 +31,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     if prompt.is_empty() {
         bail!("the prompt is empty: give one with -p TEXT, or pipe one in");
     }
-    let loaded = load::load_for_one(&args.model, &args.context)?;
+    let loaded = load::load_for_one(&args.model, &args.context, &args.engine)?;
     let tokens = if args.raw {
         generate::raw_tokens(&loaded, prompt)?
     } else {

@@ -6,6 +6,7 @@ use crate::load::{self, Loaded};
 use crate::output;
 use crate::progress::Bars;
 use anyhow::{Context, Result, bail};
+use indicatif::BinaryBytes;
 use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 use taper_engine::{EngineConfig, EngineHandle};
@@ -91,16 +92,25 @@ async fn until_stopped(signals: &mut Signals, engine: &EngineHandle) -> Result<(
 fn load(args: &ServeArgs, state: &ServerState) -> Result<EngineHandle> {
     let told = state.clone();
     let progress = Bars::with_listener(move |text| told.set_loading_reason(text));
-    let config =
-        EngineConfig { max_batch: usize::from(args.max_batch), max_queued: args.max_queued, ..EngineConfig::default() };
+    let config = EngineConfig {
+        max_batch: usize::from(args.max_batch),
+        max_queued: args.max_queued,
+        max_queued_tokens: args.max_queued_tokens,
+        itl_target: args.itl_target.unwrap_or_default(),
+        request_timeout: args.request_timeout,
+        speculation: args.engine.speculation.into(),
+        ..EngineConfig::default()
+    };
     let Loaded { id, tokenizer, template, engine, numerics_class } =
-        load::load_engine(&args.model, &args.context, config, &progress)?;
+        load::load_engine(&args.model, &args.context, args.engine.kv_cache_size, config, &progress)?;
     if template.is_none() {
         output::status("the model's file has no chat template: /v1/chat/completions needs --chat-template");
     }
     let context_len = engine.limits().context_len;
     let created_unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let ready = format!("{id} is ready (context of {context_len} tokens)");
+    let limits = engine.limits();
+    let (tokens, bytes) = (limits.num_blocks * limits.block_size, BinaryBytes(engine.kv_cache_bytes() as u64));
+    let ready = format!("{id} is ready (context of {context_len} tokens, KV cache of {bytes} for {tokens} tokens)");
     if id != args.model.model {
         state.set_aliases(vec![args.model.model.clone()]);
     }

@@ -1,57 +1,106 @@
 use super::*;
-use proptest::prelude::*;
-use std::collections::BTreeSet;
+use crate::block_manager::Miss;
+
+mod random_schedules;
 
 fn scheduler(max_batch: usize, token_budget: usize, num_blocks: usize, block_size: usize) -> Scheduler {
-    Scheduler::new(SchedulerConfig { max_batch, token_budget }, BlockManager::new(num_blocks, block_size))
+    let config = SchedulerConfig { max_batch, token_budget, max_logit_rows: token_budget };
+    Scheduler::new(config, BlockManager::new(num_blocks, block_size))
 }
 
 const A: SequenceId = SequenceId(0);
 const B: SequenceId = SequenceId(1);
 const C: SequenceId = SequenceId(2);
 
+/// No limit but the budget.
+const FREE: StepLimits = StepLimits { prompt_tokens: usize::MAX };
+
+fn root() -> BlockHash {
+    BlockHash::root("test", None)
+}
+
+/// Tokens that no other sequence has.
+fn own_tokens(id: SequenceId, len: usize) -> Vec<u32> {
+    (0..len as u32).map(|place| 1000 * (id.0 as u32 + 1) + place).collect()
+}
+
+fn arrival(tokens: &[u32]) -> Arrival<'_> {
+    Arrival { tokens, root: root(), priority: 0, all_logits: false }
+}
+
+fn add(scheduler: &mut Scheduler, id: SequenceId, len: usize) {
+    scheduler.add(id, arrival(&own_tokens(id, len)));
+}
+
+fn add_urgent(scheduler: &mut Scheduler, id: SequenceId, len: usize) {
+    scheduler.add(id, Arrival { priority: -1, ..arrival(&own_tokens(id, len)) });
+}
+
 fn entries(step: &Step) -> Vec<(SequenceId, Range<usize>)> {
     step.entries.iter().map(|entry| (entry.sequence, entry.tokens.clone())).collect()
 }
 
 /// Schedules a step and reports it computed; every sequence at its end gets a token.
-fn advance(scheduler: &mut Scheduler) -> Step {
-    let step = scheduler.schedule();
+fn advance_within(scheduler: &mut Scheduler, limits: StepLimits) -> Step {
+    let step = scheduler.schedule(limits);
     for entry in &step.entries {
-        if scheduler.computed(entry) {
-            scheduler.push_token(entry.sequence);
-        }
+        let chosen: &[u32] = if scheduler.reaches_end(entry) { &[7] } else { &[] };
+        scheduler.advance(entry, chosen, 0);
     }
     step
+}
+
+fn advance(scheduler: &mut Scheduler) -> Step {
+    advance_within(scheduler, FREE)
 }
 
 #[test]
 fn a_prompt_is_cut_to_the_budget_and_then_decoded_token_by_token() {
     let mut scheduler = scheduler(2, 8, 10, 4);
-    scheduler.add(A, 19);
+    add(&mut scheduler, A, 19);
     for tokens in [0..8, 8..16, 16..19, 19..20, 20..21] {
         assert_eq!(entries(&advance(&mut scheduler)), [(A, tokens)]);
     }
 }
 
 #[test]
-fn a_long_prompt_does_not_stop_the_tokens_of_others() {
-    let mut scheduler = scheduler(3, 8, 20, 4);
-    scheduler.add(A, 2);
+fn a_long_prompt_stops_neither_the_tokens_nor_the_short_prompts_of_others() {
+    let mut scheduler = scheduler(3, 9, 20, 4);
+    add(&mut scheduler, A, 2);
     advance(&mut scheduler);
-    scheduler.add(B, 20);
-    scheduler.add(C, 1);
-    assert_eq!(entries(&advance(&mut scheduler)), [(A, 2..3), (B, 0..7)]);
-    assert_eq!(entries(&advance(&mut scheduler)), [(A, 3..4), (B, 7..14)]);
-    assert_eq!(entries(&advance(&mut scheduler)), [(A, 4..5), (B, 14..20), (C, 0..1)]);
-    assert_eq!(entries(&advance(&mut scheduler)), [(A, 5..6), (B, 20..21), (C, 1..2)]);
+    add(&mut scheduler, B, 20);
+    add(&mut scheduler, C, 3);
+    assert_eq!(entries(&advance(&mut scheduler)), [(A, 2..3), (B, 0..5), (C, 0..3)]);
+    assert_eq!(entries(&advance(&mut scheduler)), [(A, 3..4), (C, 3..4), (B, 5..12)]);
+    assert_eq!(entries(&advance(&mut scheduler)), [(A, 4..5), (C, 4..5), (B, 12..19)]);
+}
+
+#[test]
+fn prompts_of_one_length_are_computed_one_after_the_other() {
+    let mut scheduler = scheduler(3, 8, 20, 4);
+    add(&mut scheduler, A, 12);
+    add(&mut scheduler, B, 12);
+    assert_eq!(entries(&advance(&mut scheduler)), [(A, 0..8)]);
+    assert_eq!(entries(&advance(&mut scheduler)), [(A, 8..12), (B, 0..4)]);
+}
+
+#[test]
+fn while_others_decode_a_prompt_gets_what_the_limit_leaves() {
+    let mut scheduler = scheduler(2, 64, 40, 4);
+    add(&mut scheduler, A, 2);
+    advance(&mut scheduler);
+    add(&mut scheduler, B, 100);
+    let limits = StepLimits { prompt_tokens: 10 };
+    assert_eq!(entries(&advance_within(&mut scheduler, limits)), [(A, 2..3), (B, 0..10)]);
+    scheduler.remove(A);
+    assert_eq!(entries(&advance_within(&mut scheduler, limits)), [(B, 10..74)], "nobody is held up");
 }
 
 #[test]
 fn sequences_beyond_the_batch_wait_for_their_turn() {
     let mut scheduler = scheduler(2, 8, 20, 4);
     for id in [A, B, C] {
-        scheduler.add(id, 1);
+        add(&mut scheduler, id, 1);
     }
     advance(&mut scheduler);
     assert_eq!((scheduler.num_running(), scheduler.num_waiting()), (2, 1));
@@ -62,46 +111,55 @@ fn sequences_beyond_the_batch_wait_for_their_turn() {
 #[test]
 fn the_youngest_gives_its_blocks_to_the_oldest_and_recomputes_later() {
     let mut scheduler = scheduler(2, 8, 3, 4);
-    scheduler.add(A, 4);
-    scheduler.add(B, 4);
+    add(&mut scheduler, A, 4);
+    add(&mut scheduler, B, 3);
     // A takes one block; B needs one and leaves one free for A.
-    assert_eq!(entries(&advance(&mut scheduler)), [(A, 0..4), (B, 0..4)]);
-    // A's fifth token takes the last block, so B's fifth has none: B, the youngest, gives up its own.
+    assert_eq!(entries(&advance(&mut scheduler)), [(A, 0..4), (B, 0..3)]);
+    // A's fifth token takes the last block.
+    assert_eq!(entries(&advance(&mut scheduler)), [(A, 4..5), (B, 3..4)]);
+    // B's fifth has none: B, the youngest, gives up its own.
     let step = advance(&mut scheduler);
-    assert_eq!((entries(&step), step.preempted), (vec![(A, 4..5)], vec![B]));
-    for tokens in [5..6, 6..7, 7..8] {
-        assert_eq!(entries(&advance(&mut scheduler)), [(A, tokens)], "B needs two blocks and one is free");
+    assert_eq!((entries(&step), step.preempted), (vec![(A, 5..6)], vec![B]));
+    for tokens in [6..7, 7..8] {
+        assert_eq!(entries(&advance(&mut scheduler)), [(A, tokens)], "B needs two blocks and leaves one to A");
     }
     scheduler.remove(A);
-    assert_eq!(entries(&advance(&mut scheduler)), [(B, 0..5)], "B computes its prompt and its token again");
+    let step = advance(&mut scheduler);
+    assert_eq!(entries(&step), [(B, 4..5)], "the first block of B was not needed by anyone");
+    assert!(step.admitted[0].is_return);
+    assert_eq!(step.admitted[0].cached_tokens, 4);
 }
 
 #[test]
-fn a_preempted_sequence_loses_its_place_in_the_step() {
-    let mut scheduler = scheduler(2, 64, 7, 4);
-    scheduler.add(A, 20);
-    scheduler.add(B, 1);
-    scheduler.schedule();
-    // The prompt of A counts as computed up to its last two tokens, so that B's decode row is scheduled before A's.
-    scheduler.computed(&StepEntry { sequence: A, tokens: 0..18 });
-    scheduler.computed(&StepEntry { sequence: B, tokens: 0..1 });
-    for known in 2..=4 {
-        scheduler.push_token(B);
-        scheduler.computed(&StepEntry { sequence: B, tokens: known - 1..known });
-    }
-    scheduler.push_token(B);
-    // B's fifth token takes the seventh block; then A finds none for a range that ends in its sixth.
-    scheduler.state_mut(A).num_tokens = 21;
-    let step = scheduler.schedule();
-    assert_eq!((entries(&step), step.preempted), (vec![(A, 18..21)], vec![B]));
+fn a_more_urgent_sequence_takes_the_place_of_a_less_urgent_one() {
+    let mut scheduler = scheduler(2, 8, 20, 4);
+    add(&mut scheduler, A, 2);
+    add(&mut scheduler, B, 2);
+    advance(&mut scheduler);
+    add_urgent(&mut scheduler, C, 2);
+    let step = advance(&mut scheduler);
+    assert_eq!((entries(&step), step.preempted), (vec![(A, 2..3), (C, 0..2)], vec![B]));
+    assert_eq!(entries(&advance(&mut scheduler)), [(C, 2..3), (A, 3..4)]);
+    scheduler.remove(C);
+    assert_eq!(entries(&advance(&mut scheduler)), [(A, 4..5), (B, 0..3)]);
+}
+
+#[test]
+fn equally_urgent_sequences_do_not_displace_each_other() {
+    let mut scheduler = scheduler(1, 8, 20, 4);
+    add(&mut scheduler, B, 2);
+    advance(&mut scheduler);
+    add(&mut scheduler, A, 2);
+    let step = advance(&mut scheduler);
+    assert_eq!((entries(&step), step.preempted), (vec![(B, 2..3)], vec![]));
 }
 
 #[test]
 fn a_sequence_alone_that_outgrows_all_blocks_is_exhausted() {
     let mut scheduler = scheduler(2, 8, 2, 4);
-    scheduler.add(A, 8);
+    add(&mut scheduler, A, 8);
     advance(&mut scheduler);
-    let step = scheduler.schedule();
+    let step = scheduler.schedule(FREE);
     assert_eq!((entries(&step), step.exhausted), (vec![], vec![A]));
     scheduler.remove(A);
     assert_eq!(scheduler.blocks().num_free(), 2);
@@ -110,158 +168,167 @@ fn a_sequence_alone_that_outgrows_all_blocks_is_exhausted() {
 #[test]
 fn a_prompt_larger_than_all_blocks_does_not_block_the_queue() {
     let mut scheduler = scheduler(2, 8, 2, 4);
-    scheduler.add(A, 9);
-    scheduler.add(B, 3);
-    let step = scheduler.schedule();
+    add(&mut scheduler, A, 9);
+    add(&mut scheduler, B, 3);
+    let step = scheduler.schedule(FREE);
     assert_eq!((entries(&step), step.exhausted), (vec![(B, 0..3)], vec![A]));
 }
 
-#[derive(Debug, Clone)]
-struct Client {
-    arrives: usize,
-    prompt_len: usize,
-    answer_len: usize,
-    leaves: Option<usize>,
-}
-
-#[derive(Debug, Clone)]
-struct World {
-    config: SchedulerConfig,
-    num_blocks: usize,
-    block_size: usize,
-    clients: Vec<Client>,
-}
-
-fn world() -> impl Strategy<Value = World> {
-    let client = (0usize..60, 1usize..50, 1usize..60, prop::option::weighted(0.3, 0usize..200));
-    let clients = prop::collection::vec(client, 1..24);
-    (1usize..9, 0usize..30, 4usize..40, 1usize..9, clients).prop_map(
-        |(max_batch, spare, num_blocks, block_size, clients)| {
-            let clients = clients.into_iter().map(|(arrives, prompt_len, answer_len, leaves)| Client {
-                arrives,
-                prompt_len,
-                answer_len,
-                leaves,
-            });
-            let mut clients: Vec<Client> = clients.collect();
-            clients.sort_by_key(|client| client.arrives);
-            let config = SchedulerConfig { max_batch, token_budget: max_batch + spare };
-            World { config, num_blocks, block_size, clients }
-        },
-    )
-}
-
-/// What the test knows of a sequence, kept apart from the scheduler's own books.
-#[derive(Debug, Default)]
-struct Ledger {
-    known: usize,
-    computed: usize,
-    last: usize,
-}
-
-fn check_step(world: &World, scheduler: &Scheduler, ledgers: &BTreeMap<SequenceId, Ledger>, step: &Step) {
-    assert!(step.num_rows() <= world.config.token_budget, "over budget: {step:?}");
-    assert!(scheduler.num_running() <= world.config.max_batch);
-    let scheduled: BTreeSet<SequenceId> = step.entries.iter().map(|entry| entry.sequence).collect();
-    assert_eq!(scheduled.len(), step.entries.len(), "a sequence twice in {step:?}");
-    let mut held: BTreeSet<u32> = BTreeSet::new();
-    for entry in &step.entries {
-        let ledger = &ledgers[&entry.sequence];
-        assert_eq!(entry.tokens.start, ledger.computed, "not where {entry:?} stopped");
-        assert!(!entry.tokens.is_empty() && entry.tokens.end <= ledger.known, "{entry:?} of {ledger:?}");
-        assert!(scheduler.block_table(entry.sequence).len() * world.block_size >= entry.tokens.end);
-    }
-    let mut num_held = 0;
-    for (&id, state) in &scheduler.sequences {
-        num_held += state.blocks.as_slice().len();
-        held.extend(state.blocks.as_slice());
-        assert!(state.is_running || state.blocks.as_slice().is_empty(), "{id:?} waits and holds blocks");
-        let is_cut = step.exhausted.contains(&id);
-        assert!(!state.is_running || state.pending() != 1 || scheduled.contains(&id) || is_cut, "{id:?} stalls");
-    }
-    assert_eq!(held.len(), num_held, "a block in two tables");
-    assert_eq!(num_held + scheduler.blocks().num_free(), world.num_blocks, "blocks are lost");
-    // No starvation: whoever has waited longest is served in every step (an exhausted sequence still holds its place in the
-    // step that reports it).
-    if let Some(oldest) = ledgers.keys().next().filter(|_| step.exhausted.is_empty()) {
-        assert!(scheduled.contains(oldest), "{oldest:?} is the oldest and idle in {step:?}");
-    }
-    let oldest_waiting = scheduler.sequences.iter().find(|(_, state)| !state.is_running).map(|(&id, _)| id);
-    let youngest_running = scheduler.running().next_back().map(|(id, _)| id);
-    if let (Some(waiting), Some(running)) = (oldest_waiting.filter(|id| !step.exhausted.contains(id)), youngest_running)
-    {
-        assert!(running < waiting, "{running:?} overtook {waiting:?}");
-    }
-}
-
-/// Lives through all arrivals, answers and departures. Returns the number of preemptions.
-fn live(world: &World) -> usize {
-    let mut scheduler = Scheduler::new(world.config, BlockManager::new(world.num_blocks, world.block_size));
-    let mut ledgers: BTreeMap<SequenceId, Ledger> = BTreeMap::new();
-    let (mut num_ended, mut num_left, mut num_preempted) = (0, 0, 0);
-    for now in 0.. {
-        assert!(now < 20_000, "someone waits forever: {ledgers:?}");
-        for (number, client) in world.clients.iter().enumerate() {
-            let id = SequenceId(number as u64);
-            if client.arrives == now {
-                scheduler.add(id, client.prompt_len);
-                let last = client.prompt_len + client.answer_len;
-                ledgers.insert(id, Ledger { known: client.prompt_len, computed: 0, last });
-            }
-            if client.leaves == Some(now) && ledgers.remove(&id).is_some() {
-                scheduler.remove(id);
-                num_left += 1;
-            }
-        }
-        let step = scheduler.schedule();
-        num_preempted += step.preempted.len();
-        for id in &step.preempted {
-            ledgers.get_mut(id).unwrap().computed = 0;
-        }
-        check_step(world, &scheduler, &ledgers, &step);
-        for id in &step.exhausted {
-            assert!(ledgers[id].known > world.num_blocks * world.block_size, "{id:?} was cut but fits");
-            scheduler.remove(*id);
-            ledgers.remove(id);
-            num_ended += 1;
-        }
-        for entry in &step.entries {
-            let ledger = ledgers.get_mut(&entry.sequence).unwrap();
-            ledger.computed = entry.tokens.end;
-            assert_eq!(scheduler.wants_logits(entry), ledger.computed == ledger.known);
-            if !scheduler.computed(entry) {
-                continue;
-            }
-            ledger.known += 1;
-            if ledger.known == ledger.last {
-                scheduler.remove(entry.sequence);
-                ledgers.remove(&entry.sequence);
-                num_ended += 1;
-            } else {
-                scheduler.push_token(entry.sequence);
-            }
-        }
-        if ledgers.is_empty() && world.clients.iter().all(|client| client.arrives <= now) {
-            break;
-        }
-    }
-    assert_eq!(scheduler.blocks().num_free(), world.num_blocks, "blocks are missing at the end");
-    assert_eq!(num_ended + num_left, world.clients.len());
-    num_preempted
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 10_000, ..ProptestConfig::default() })]
-    #[test]
-    fn everyone_finishes_within_the_budget_and_every_block_returns(world in world()) {
-        live(&world);
-    }
+#[test]
+fn a_prompt_that_was_here_before_is_computed_from_its_last_token_only() {
+    let mut scheduler = scheduler(2, 64, 10, 4);
+    let tokens: Vec<u32> = (0..9).collect();
+    scheduler.add(A, arrival(&tokens));
+    advance(&mut scheduler);
+    scheduler.remove(A);
+    scheduler.add(B, arrival(&tokens));
+    let step = advance(&mut scheduler);
+    assert_eq!(entries(&step), [(B, 8..9)]);
+    let Admission { cached_tokens, cacheable_tokens, miss, is_return, .. } = step.admitted[0];
+    assert_eq!((cached_tokens, cacheable_tokens, miss, is_return), (8, 8, None, false));
+    // A prompt that ends with a block is computed from that block on: the logits of its last token are wanted.
+    scheduler.add(C, arrival(&tokens[..8]));
+    assert_eq!(entries(&advance(&mut scheduler)), [(B, 9..10), (C, 4..8)]);
 }
 
 #[test]
-fn everyone_finishes_where_blocks_are_so_few_that_sequences_keep_preempting_each_other() {
-    let client = |number| Client { arrives: number, prompt_len: 1 + number % 3, answer_len: 9, leaves: None };
-    let config = SchedulerConfig { max_batch: 4, token_budget: 8 };
-    let tight = World { config, num_blocks: 6, block_size: 2, clients: (0..8).map(client).collect() };
-    assert!(live(&tight) > 0);
+fn prompts_under_different_roots_share_nothing() {
+    let mut scheduler = scheduler(2, 64, 10, 4);
+    let tokens: Vec<u32> = (0..9).collect();
+    scheduler.add(A, arrival(&tokens));
+    advance(&mut scheduler);
+    scheduler.add(B, Arrival { root: BlockHash::root("test", Some("tenant")), ..arrival(&tokens) });
+    let step = advance(&mut scheduler);
+    assert_eq!(entries(&step), [(A, 9..10), (B, 0..9)]);
+    assert_eq!(step.admitted[0].miss, Some(Miss::New));
+}
+
+#[test]
+fn a_near_miss_says_where_it_departs() {
+    let mut scheduler = scheduler(2, 64, 10, 4);
+    scheduler.add(A, arrival(&[0, 1, 2, 3, 4, 5, 6, 7, 8]));
+    advance(&mut scheduler);
+    scheduler.add(B, arrival(&[0, 1, 2, 3, 4, 5, 0, 0, 0]));
+    let admission = advance(&mut scheduler).admitted[0];
+    assert_eq!((admission.cached_tokens, admission.miss), (4, Some(Miss::Departs { common: 2 })));
+}
+
+#[test]
+fn sequences_that_begin_alike_wait_for_the_one_that_computes_the_beginning() {
+    let mut scheduler = scheduler(3, 8, 20, 4);
+    let alike = |end: u32| -> Vec<u32> { (0..16).chain([end]).collect() };
+    for (id, end) in [(A, 50), (B, 51)] {
+        scheduler.add(id, arrival(&alike(end)));
+    }
+    add(&mut scheduler, C, 2);
+    assert_eq!(entries(&advance(&mut scheduler)), [(A, 0..6), (C, 0..2)], "C passes B");
+    assert_eq!(entries(&advance(&mut scheduler)), [(C, 2..3), (A, 6..13)]);
+    assert_eq!(entries(&advance(&mut scheduler)), [(C, 3..4), (A, 13..17)]);
+    assert_eq!(entries(&advance(&mut scheduler)), [(A, 17..18), (C, 4..5), (B, 16..17)]);
+}
+
+#[test]
+fn when_the_one_that_computes_the_beginning_leaves_the_next_takes_over() {
+    let mut scheduler = scheduler(3, 8, 20, 4);
+    let alike = |end: u32| -> Vec<u32> { (0..16).chain([end]).collect() };
+    for (id, end) in [(A, 50), (B, 51), (C, 52)] {
+        scheduler.add(id, arrival(&alike(end)));
+    }
+    advance(&mut scheduler);
+    scheduler.remove(A);
+    assert_eq!(entries(&advance(&mut scheduler)), [(B, 8..16)], "what A computed is there, the rest is B's");
+    assert_eq!(entries(&advance(&mut scheduler)), [(B, 16..17), (C, 16..17)]);
+}
+
+#[test]
+fn a_fork_shares_blocks_until_one_of_both_writes() {
+    let mut scheduler = scheduler(3, 64, 10, 4);
+    add(&mut scheduler, A, 6);
+    let step = scheduler.schedule(FREE);
+    scheduler.fork(&step.entries[0], B, 71);
+    scheduler.advance(&step.entries[0], &[70], 0);
+    assert_eq!(scheduler.blocks().num_free(), 8);
+    assert_eq!(scheduler.block_table(A), scheduler.block_table(B));
+    let step = advance(&mut scheduler);
+    assert_eq!(entries(&step), [(A, 6..7), (B, 6..7)]);
+    let shared = scheduler.block_table(B)[1];
+    assert_eq!(step.copies, [BlockCopy { from: shared, to: scheduler.block_table(A)[1] }]);
+    assert_eq!(scheduler.block_table(A)[0], scheduler.block_table(B)[0]);
+    assert_eq!(advance(&mut scheduler).copies, []);
+    scheduler.remove(A);
+    scheduler.remove(B);
+    assert_eq!(scheduler.blocks().num_free(), 10);
+}
+
+#[test]
+fn a_fork_that_finds_no_room_in_the_batch_waits_without_blocks() {
+    let mut scheduler = scheduler(1, 64, 10, 4);
+    add(&mut scheduler, A, 6);
+    let step = scheduler.schedule(FREE);
+    scheduler.fork(&step.entries[0], B, 71);
+    scheduler.advance(&step.entries[0], &[70], 0);
+    assert_eq!((scheduler.num_running(), scheduler.num_waiting(), scheduler.blocks().num_free()), (1, 1, 8));
+    scheduler.remove(A);
+    assert_eq!(entries(&advance(&mut scheduler)), [(B, 4..7)], "its first block is A's");
+}
+
+#[test]
+fn right_guesses_are_computed_and_wrong_ones_again() {
+    let mut scheduler = scheduler(2, 8, 20, 4);
+    add(&mut scheduler, A, 3);
+    advance(&mut scheduler);
+    scheduler.set_guesses(A, 3);
+    let step = scheduler.schedule(FREE);
+    assert_eq!((entries(&step), step.entries[0].num_guesses), (vec![(A, 3..7)], 3));
+    // Two guesses were right, and a third token came from the row after them.
+    scheduler.advance(&step.entries[0], &[1, 2, 3], 2);
+    assert_eq!(entries(&advance(&mut scheduler)), [(A, 6..7)]);
+    scheduler.set_guesses(A, 1);
+    let step = scheduler.schedule(FREE);
+    scheduler.advance(&step.entries[0], &[9], 0);
+    assert_eq!(entries(&advance(&mut scheduler)), [(A, 8..9)]);
+    // Tokens that were neither guessed nor computed, as a grammar forces them, make a short prompt.
+    let step = scheduler.schedule(FREE);
+    scheduler.advance(&step.entries[0], &[1, 2, 3], 0);
+    assert_eq!(entries(&advance(&mut scheduler)), [(A, 10..13)]);
+}
+
+#[test]
+fn guesses_take_only_rows_that_nobody_else_needs() {
+    let mut scheduler = scheduler(3, 5, 20, 4);
+    for id in [A, B] {
+        add(&mut scheduler, id, 1);
+    }
+    advance(&mut scheduler);
+    scheduler.set_guesses(A, 9);
+    scheduler.set_guesses(B, 9);
+    let step = scheduler.schedule(FREE);
+    assert_eq!(entries(&step), [(A, 1..5), (B, 1..2)]);
+}
+
+#[test]
+fn wrong_guesses_are_never_published() {
+    let mut scheduler = scheduler(1, 16, 8, 4);
+    scheduler.add(A, arrival(&[1, 2, 3]));
+    advance(&mut scheduler);
+    scheduler.set_guesses(A, 4);
+    let step = scheduler.schedule(FREE);
+    scheduler.advance(&step.entries[0], &[40], 0);
+    assert_eq!(scheduler.blocks().matching(&[root().child(&[1, 2, 3, 7])]), (1, 0));
+    scheduler.remove(A);
+    scheduler.add(B, arrival(&[1, 2, 3, 7, 40, 41, 42, 43]));
+    assert_eq!(entries(&advance(&mut scheduler)), [(B, 4..8)]);
+}
+
+#[test]
+fn a_prompt_whose_every_row_is_wanted_takes_nothing_from_the_cache_and_as_many_rows_as_have_logits() {
+    let config = SchedulerConfig { max_batch: 2, token_budget: 64, max_logit_rows: 4 };
+    let mut scheduler = Scheduler::new(config, BlockManager::new(20, 4));
+    let tokens: Vec<u32> = (0..9).collect();
+    scheduler.add(A, arrival(&tokens));
+    advance(&mut scheduler);
+    scheduler.add(B, Arrival { all_logits: true, ..arrival(&tokens) });
+    for tokens in [0..3, 3..6, 6..9] {
+        assert_eq!(entries(&advance(&mut scheduler))[1], (B, tokens));
+    }
 }

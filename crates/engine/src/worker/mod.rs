@@ -5,10 +5,13 @@
 //! blocks free and its place in the queue open.
 
 use crate::handle::Shared;
+use crate::handle::{EngineConfig, Speculation};
+use crate::pace::Pace;
 use crate::requests::{ActiveRequest, Submission};
-use crate::scheduler::{Scheduler, SequenceId, Step};
+use crate::scheduler::{Admission, Arrival, Scheduler, SequenceId, Step, StepLimits};
 use crate::sequence::{Accepted, Sequence};
-use crate::{EngineError, Event, LogitsBuffer, Runner, Sampler, Scratch};
+use crate::speculation::StepCosts;
+use crate::{BlockHash, EngineError, Event, LogitsBuffer, Miss, Request, Runner, Sampler, Scratch};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,6 +20,7 @@ use std::time::Instant;
 use taper_text::Tokenizer;
 use tokio::sync::mpsc::UnboundedSender;
 
+mod guess;
 mod step;
 
 /// What handles ask of the engine thread.
@@ -34,6 +38,11 @@ pub(crate) struct Worker {
     runner: Box<dyn Runner>,
     tokenizer: Arc<Tokenizer>,
     scheduler: Scheduler,
+    pace: Pace,
+    costs: StepCosts,
+    speculation: Speculation,
+    /// What the names of this runner's blocks begin with.
+    identity: String,
     commands: Receiver<Command>,
     shared: Arc<Shared>,
     context_len: usize,
@@ -65,14 +74,19 @@ impl Worker {
         runner: Box<dyn Runner>,
         tokenizer: Arc<Tokenizer>,
         scheduler: Scheduler,
+        config: EngineConfig,
         commands: Receiver<Command>,
         shared: Arc<Shared>,
     ) -> Self {
         let limits = runner.limits();
         Worker {
+            identity: runner.identity(),
             runner,
             tokenizer,
             scheduler,
+            pace: Pace::new(config.itl_target),
+            costs: StepCosts::default(),
+            speculation: config.speculation,
             commands,
             shared,
             context_len: limits.context_len.min(limits.num_blocks * limits.block_size),
@@ -93,7 +107,12 @@ impl Worker {
         let _notice = DeathNotice(Arc::clone(&self.shared));
         while self.take_commands() {
             self.cancel_abandoned();
-            let step = self.scheduler.schedule();
+            self.fail_late();
+            if self.speculation == Speculation::Lookup {
+                self.guess();
+            }
+            let step = self.scheduler.schedule(StepLimits { prompt_tokens: self.pace.prompt_tokens() });
+            self.note_admitted(&step);
             self.note_preempted(&step);
             self.cut_exhausted(&step);
             if !step.entries.is_empty() {
@@ -128,18 +147,24 @@ impl Worker {
         let Submission { request, events, submitted } = submission;
         let key = self.num_accepted;
         self.num_accepted += 1;
-        let prompt = request.prompt_tokens;
+        let mut active = ActiveRequest::new(events, &request, submitted);
+        let Request { prompt_tokens: prompt, sampling, priority, cache_salt, .. } = request;
         let room = self.context_len - prompt.len();
-        let max_len = prompt.len() + request.sampling.max_tokens.map_or(room, |max| max.min(room));
-        let mut active = ActiveRequest::new(events, prompt.len(), submitted);
-        let samplers = Sampler::for_choices(&request.sampling, &prompt, self.tokenizer.end_of_generation());
+        let max_len = prompt.len() + sampling.max_tokens.map_or(room, |max| max.min(room));
+        let all_logits = sampling.prompt_logprobs.is_some();
+        let samplers = Sampler::for_choices(&sampling, &prompt, self.tokenizer.end_of_generation());
         for (choice, sampler) in samplers.into_iter().enumerate() {
             let id = SequenceId(self.num_sequences);
             self.num_sequences += 1;
-            self.scheduler.add(id, prompt.len());
+            if choice == 0 {
+                let root = BlockHash::root(&self.identity, cache_salt.as_deref());
+                self.scheduler.add(id, Arrival { tokens: &prompt, root, priority, all_logits });
+            } else {
+                active.unborn.push(id);
+            }
             active.unfinished.push(id);
             let place = (key, choice);
-            let sequence = Sequence::new(place, prompt.clone(), max_len, &request.sampling, sampler, &self.tokenizer);
+            let sequence = Sequence::new(place, prompt.clone(), max_len, &sampling, sampler, &self.tokenizer);
             self.sequences.insert(id, sequence);
         }
         self.requests.insert(key, active);
@@ -155,6 +180,58 @@ impl Worker {
         }
     }
 
+    /// Fails the requests whose time is over.
+    fn fail_late(&mut self) {
+        let now = Instant::now();
+        let late: Vec<(u64, EngineError)> = self
+            .requests
+            .iter()
+            .filter_map(|(&key, request)| Some((key, EngineError::TimedOut(request.timed_out(now)?.as_secs_f64()))))
+            .collect();
+        for (key, error) in late {
+            self.fail(key, &error);
+        }
+    }
+
+    /// Notes what the prefix cache had of the prompts that begin, and says why it had not more where that is worth knowing.
+    fn note_admitted(&mut self, step: &Step) {
+        for &Admission { sequence, cached_tokens, cacheable_tokens, miss, is_return } in &step.admitted {
+            let key = self.sequences[&sequence].request;
+            let Some(request) = self.requests.get_mut(&key).filter(|_| !is_return) else { continue };
+            request.note_admitted(cached_tokens);
+            let prompt_tokens = request.prompt_tokens;
+            self.shared.queued_tokens.fetch_sub(prompt_tokens, Ordering::AcqRel);
+            let mut status = self.shared.status();
+            status.prompt_tokens += prompt_tokens as u64;
+            status.cached_tokens += cached_tokens as u64;
+            status.cacheable_tokens += cacheable_tokens as u64;
+            drop(status);
+            match miss {
+                None => {
+                    tracing::debug!(request = key, prompt_tokens, cached_tokens, "prefix cache: all full blocks found")
+                }
+                Some(Miss::New) => {
+                    tracing::debug!(request = key, prompt_tokens, cached_tokens, "prefix cache: new from there")
+                }
+                Some(Miss::Departs { common }) => tracing::info!(
+                    request = key,
+                    prompt_tokens,
+                    cached_tokens,
+                    "prefix cache: token {} differs from every prompt that is kept and begins like this one; only whole \
+                     blocks are shared",
+                    cached_tokens + common
+                ),
+                Some(Miss::Evicted) => tracing::info!(
+                    request = key,
+                    prompt_tokens,
+                    cached_tokens,
+                    "prefix cache: what follows was there, and its memory was needed for others; a larger KV cache \
+                     (--kv-cache-size) keeps more"
+                ),
+            }
+        }
+    }
+
     fn note_preempted(&self, step: &Step) {
         for &SequenceId(sequence) in &step.preempted {
             tracing::debug!(sequence, "preempted: an older sequence needed its blocks");
@@ -165,9 +242,13 @@ impl Worker {
     /// Ends the sequences that cannot get the blocks they need although nobody else holds one.
     fn cut_exhausted(&mut self, step: &Step) {
         for &id in &step.exhausted {
-            let sequence = self.sequences.get_mut(&id).expect("the scheduler knows the same sequences");
-            let accepted = sequence.cut();
-            self.deliver(id, accepted, Instant::now());
+            let key = self.sequences[&id].request;
+            let unborn = self.requests.get_mut(&key).map(|request| std::mem::take(&mut request.unborn));
+            for id in unborn.into_iter().flatten().chain([id]) {
+                let sequence = self.sequences.get_mut(&id).expect("the scheduler knows the same sequences");
+                let accepted = sequence.cut();
+                self.deliver(id, accepted, Instant::now());
+            }
         }
     }
 
@@ -187,7 +268,7 @@ impl Worker {
             let mean = status.mean_request_s;
             status.mean_request_s = if mean == 0.0 { age_s } else { 0.8 * mean + 0.2 * age_s };
             drop(status);
-            self.requests.remove(&key);
+            self.forget(key);
         }
         self.drop_sequence(id);
     }
@@ -210,7 +291,11 @@ impl Worker {
 
     /// Removes a request and what is left of its sequences.
     fn forget(&mut self, key: u64) {
-        for id in self.requests.remove(&key).map(|request| request.unfinished).unwrap_or_default() {
+        let Some(request) = self.requests.remove(&key) else { return };
+        if request.is_queued {
+            self.shared.queued_tokens.fetch_sub(request.prompt_tokens, Ordering::AcqRel);
+        }
+        for id in request.unfinished {
             self.drop_sequence(id);
         }
     }

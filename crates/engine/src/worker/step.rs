@@ -1,10 +1,12 @@
 //! One step: run the model, sample, and contain what goes wrong to the requests it went wrong for.
 
 use super::Worker;
-use crate::scheduler::{Step, StepEntry};
-use crate::{EngineError, InvalidLogits, RunnerError};
+use crate::scheduler::{SequenceId, Step, StepEntry};
+use crate::sequence::Accepted;
+use crate::{EngineError, Event, InvalidLogits, RunnerError};
 use std::any::Any;
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -24,44 +26,76 @@ impl Worker {
             }
         }
         let outcome = self.compute(step);
+        let decoding = step.entries.iter().filter(|entry| entry.tokens.len() == entry.num_guesses + 1);
+        let (num_decoding, decode_rows) = decoding.fold((0, 0), |(num, rows), e| (num + 1, rows + e.tokens.len()));
         let mut status = self.shared.status();
         status.steps += 1;
         status.failed_steps += u64::from(outcome.is_err());
         status.recomputed_rows = self.runner.recomputed_rows();
         drop(status);
         match outcome {
-            Ok(wants_logits) => {
+            Ok(rows) => {
+                let (seconds, prompt_rows) = (begin.elapsed().as_secs_f64(), step.num_rows() - decode_rows);
+                self.pace.observe(num_decoding, prompt_rows, seconds);
+                if prompt_rows == 0 {
+                    self.costs.observe(decode_rows, seconds);
+                }
                 self.failures_in_a_row = 0;
                 self.shared.is_healthy.store(true, Ordering::Release);
-                self.sample(step, &wants_logits);
+                self.sample(step, &rows);
             }
             Err(error) => self.fail_step(step, &error),
         }
     }
 
-    /// Runs the model; the logits end in `self.logits`. Returns which entries have a row there.
-    fn compute(&mut self, step: &Step) -> Result<Vec<bool>, EngineError> {
-        let wants_logits: Vec<bool> = step.entries.iter().map(|entry| self.scheduler.wants_logits(entry)).collect();
-        let slice = |(entry, &wants_logits): (&StepEntry, &bool)| SequenceSlice {
-            tokens: &self.sequences[&entry.sequence].tokens[entry.tokens.clone()],
-            start: entry.tokens.start,
-            block_table: self.scheduler.block_table(entry.sequence),
-            logits: if wants_logits { LogitRows::Last } else { LogitRows::None },
+    /// Runs the model; the logits end in `self.logits`. Returns how many rows there belong to each entry.
+    fn compute(&mut self, step: &Step) -> Result<Vec<usize>, EngineError> {
+        let tokens: Vec<Vec<u32>> = step.entries.iter().map(|entry| self.tokens_of(entry)).collect();
+        let slice = |(entry, tokens): (&StepEntry, &'_ Vec<u32>)| -> (usize, LogitRows) {
+            let wants_prompt = self.requests[&self.sequences[&entry.sequence].request].prompt_logprobs.is_some();
+            match self.scheduler.reaches_end(entry) {
+                _ if wants_prompt => (tokens.len(), LogitRows::All),
+                true if entry.num_guesses > 0 => (tokens.len(), LogitRows::All),
+                true => (1, LogitRows::Last),
+                false => (0, LogitRows::None),
+            }
         };
-        let slices: Vec<SequenceSlice<'_>> = step.entries.iter().zip(&wants_logits).map(slice).collect();
+        let wanted: Vec<(usize, LogitRows)> = step.entries.iter().zip(&tokens).map(slice).collect();
+        let slices: Vec<SequenceSlice<'_>> = step
+            .entries
+            .iter()
+            .zip(&tokens)
+            .zip(&wanted)
+            .map(|((entry, tokens), &(_, logits))| SequenceSlice {
+                tokens,
+                start: entry.tokens.start,
+                block_table: self.scheduler.block_table(entry.sequence),
+                logits,
+            })
+            .collect();
         let (runner, logits) = (&mut self.runner, &mut self.logits);
         logits.clear();
         // The sequences of a step that panicked are all thrown away, and with them whatever the runner left half done.
-        let outcome = catch_unwind(AssertUnwindSafe(|| runner.run(&slices, logits)));
-        let due = wants_logits.iter().filter(|&&wants| wants).count();
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            step.copies.iter().try_for_each(|copy| runner.copy_block(copy.from, copy.to))?;
+            runner.run(&slices, logits)
+        }));
+        let due: usize = wanted.iter().map(|&(rows, _)| rows).sum();
         match outcome {
-            Ok(Ok(())) if logits.num_rows() == due => Ok(wants_logits),
+            Ok(Ok(())) if logits.num_rows() == due => Ok(wanted.into_iter().map(|(rows, _)| rows).collect()),
             Ok(Ok(())) => {
                 Err(EngineError::Runner(format!("{} rows of logits where {due} were due", logits.num_rows())))
             }
             Ok(Err(RunnerError(message))) => Err(EngineError::Runner(message)),
             Err(panic) => Err(EngineError::Panicked(panic_message(panic.as_ref()))),
         }
+    }
+
+    /// The tokens of an entry, guesses at the end.
+    fn tokens_of(&self, entry: &StepEntry) -> Vec<u32> {
+        let sequence = &self.sequences[&entry.sequence];
+        let known = entry.tokens.start..entry.tokens.end - entry.num_guesses;
+        [&sequence.tokens[known], &sequence.guess.tokens[..entry.num_guesses]].concat()
     }
 
     fn fail_step(&mut self, step: &Step, error: &EngineError) {
@@ -76,46 +110,111 @@ impl Worker {
         }
     }
 
-    /// Chooses a token for every sequence that was computed to its end.
-    fn sample(&mut self, step: &Step, wants_logits: &[bool]) {
-        let mut rows = 0..self.logits.num_rows();
-        for (entry, &wants_logits) in step.entries.iter().zip(wants_logits) {
-            let row = if wants_logits { rows.next() } else { None };
+    /// Chooses tokens for every sequence that was computed to its end; `rows` are the rows of logits of each entry.
+    fn sample(&mut self, step: &Step, rows: &[usize]) {
+        let mut next = 0;
+        for (entry, &num_rows) in step.entries.iter().zip(rows) {
+            let rows = next..next + num_rows;
+            next = rows.end;
             // An earlier entry of this step may have failed the request, and this sequence with it.
             if !self.sequences.contains_key(&entry.sequence) {
                 continue;
             }
-            self.scheduler.computed(entry);
-            if let Some(row) = row {
-                self.sample_one(entry, row);
+            let outcome = self.read_prompt(entry, rows.clone()).and_then(|()| {
+                if !self.scheduler.reaches_end(entry) {
+                    self.scheduler.advance(entry, &[], 0);
+                    return Ok(());
+                }
+                let now = Instant::now();
+                // Those of the last known token and of the guesses.
+                let rows = rows.end - entry.num_guesses - 1..rows.end;
+                self.give_birth(entry, rows.start, now)?;
+                self.go_on(entry, rows, now)
+            });
+            if let Err(error) = outcome {
+                let key = self.sequences[&entry.sequence].request;
+                self.fail(key, &error);
             }
         }
     }
 
-    fn sample_one(&mut self, entry: &StepEntry, row: usize) {
+    /// Gathers the log-probabilities of a prompt, if they are asked for.
+    fn read_prompt(&mut self, entry: &StepEntry, rows: Range<usize>) -> Result<(), EngineError> {
+        let sequence = &self.sequences[&entry.sequence];
+        let Some(request) = self.requests.get_mut(&sequence.request) else { return Ok(()) };
+        let Some(gathered) = &mut request.prompt_logprobs else { return Ok(()) };
+        let prompt = &sequence.tokens[..request.prompt_tokens];
+        for (position, row) in entry.tokens.clone().zip(rows) {
+            gathered
+                .push(position, self.logits.row(row), prompt)
+                .map_err(|error| EngineError::InvalidLogits { position: position + 1, reason: error.to_string() })?;
+        }
+        if let Some(logprobs) = gathered.finished(prompt.len()) {
+            request.prompt_logprobs = None;
+            self.outbox.push((request.events.clone(), Event::PromptLogprobs(logprobs)));
+        }
+        Ok(())
+    }
+
+    /// Begins the choices of a request that share its prompt, which was just computed.
+    fn give_birth(&mut self, entry: &StepEntry, row: usize, now: Instant) -> Result<(), EngineError> {
+        let key = self.sequences[&entry.sequence].request;
+        let unborn = self.requests.get_mut(&key).map(|request| std::mem::take(&mut request.unborn)).unwrap_or_default();
+        for id in unborn {
+            let accepted = self.choose(id, row, entry.tokens.end, now)?;
+            if !accepted.is_finished {
+                self.scheduler.fork(entry, id, accepted.token);
+            }
+            self.deliver(id, accepted, now);
+        }
+        Ok(())
+    }
+
+    /// Chooses the tokens that follow an entry: as many as were guessed right, and one more.
+    fn go_on(&mut self, entry: &StepEntry, rows: Range<usize>, now: Instant) -> Result<(), EngineError> {
         let id = entry.sequence;
-        let sequence = self.sequences.get_mut(&id).expect("the caller looked it up");
-        let key = sequence.request;
+        let guess = std::mem::take(&mut self.sequences.get_mut(&id).expect("looked up by the caller").guess);
+        let known = entry.tokens.end - entry.num_guesses;
+        let (mut chosen, mut news) = (Vec::new(), Vec::new());
+        for (place, row) in rows.enumerate() {
+            let accepted = self.choose(id, row, known + place, now)?;
+            let is_right = guess.tokens.get(place) == Some(&accepted.token);
+            let is_last = accepted.is_finished || !is_right;
+            chosen.push(accepted.token);
+            news.push(accepted);
+            if is_last {
+                break;
+            }
+        }
+        let pairs = chosen.iter().zip(&guess.tokens[..entry.num_guesses]);
+        let num_right = pairs.take_while(|(token, guess)| token == guess).count();
+        self.scheduler.advance(entry, &chosen, num_right);
+        self.learn(id, &guess, entry.num_guesses, &chosen, num_right);
+        for accepted in news {
+            self.deliver(id, accepted, now);
+        }
+        Ok(())
+    }
+
+    /// Chooses the token at `position` of a sequence from a row of logits.
+    fn choose(&mut self, id: SequenceId, row: usize, position: usize, now: Instant) -> Result<Accepted, EngineError> {
+        let sequence = self.sequences.get_mut(&id).expect("only living sequences choose");
         let (logits, scratch) = (self.logits.row(row), &mut self.scratch);
         // A panic in here, say of the tokenizer on a strange vocabulary, costs one request and not the engine.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let sampled = sequence.sampler.sample(logits, None, scratch)?;
             Ok::<_, InvalidLogits>(sequence.accept(sampled))
         }));
-        let now = Instant::now();
+        let key = sequence.request;
         match outcome {
             Ok(Ok(accepted)) => {
                 if let Some(request) = self.requests.get_mut(&key) {
                     request.note_token(now);
                 }
-                self.scheduler.push_token(id);
-                self.deliver(id, accepted, now);
+                Ok(accepted)
             }
-            Ok(Err(error)) => {
-                let (position, reason) = (entry.tokens.end, error.to_string());
-                self.fail(key, &EngineError::InvalidLogits { position, reason });
-            }
-            Err(panic) => self.fail(key, &EngineError::Panicked(panic_message(panic.as_ref()))),
+            Ok(Err(error)) => Err(EngineError::InvalidLogits { position, reason: error.to_string() }),
+            Err(panic) => Err(EngineError::Panicked(panic_message(panic.as_ref()))),
         }
     }
 }

@@ -114,6 +114,21 @@ fn a_runner_that_gives_too_few_rows_fails_the_step() {
         ) -> Result<(), taper_engine::RunnerError> {
             Ok(())
         }
+        fn copy_block(&mut self, _: u32, _: u32) -> Result<(), taper_engine::RunnerError> {
+            Ok(())
+        }
+        fn export_block(&self, _: u32, _: &mut Vec<u8>) -> Result<(), taper_engine::RunnerError> {
+            Ok(())
+        }
+        fn import_block(&mut self, _: u32, _: &[u8]) -> Result<(), taper_engine::RunnerError> {
+            Ok(())
+        }
+        fn block_bytes(&self) -> usize {
+            0
+        }
+        fn identity(&self) -> String {
+            "mute".into()
+        }
     }
     let engine = taper_engine::Engine::start(Box::new(Mute), tokenizer(), EngineConfig::default());
     let failed = ask(&engine, greedy("> ", 1));
@@ -122,7 +137,7 @@ fn a_runner_that_gives_too_few_rows_fails_the_step() {
 
 fn check_refused(prompt_tokens: Vec<u32>, sampling: SamplingParams, expected: &SubmitError) {
     let engine = start(StubRunner::new(limits(), |_| 0));
-    let refused = engine.submit(taper_engine::Request { prompt_tokens, sampling });
+    let refused = engine.submit(taper_engine::Request { prompt_tokens, sampling, ..taper_engine::Request::default() });
     assert_eq!(refused.err().as_ref(), Some(expected));
     assert_eq!(engine.status().queued, 0);
 }

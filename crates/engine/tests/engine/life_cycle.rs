@@ -160,7 +160,7 @@ fn dropping_the_last_handle_ends_the_thread_after_the_streams_that_are_held() {
 fn random_comings_and_goings_leave_every_block_free() {
     let limits = RunnerLimits { num_blocks: 24, block_size: 8, max_rows: 32, ..limits() };
     let runner = chaotic(limits);
-    let engine = start_with(runner, EngineConfig { max_batch: 8, max_queued: 500, token_budget: None });
+    let engine = start_with(runner, EngineConfig { max_batch: 8, max_queued: 500, ..EngineConfig::default() });
     let clients = (0..4u64).map(|seed| {
         let engine = engine.clone();
         std::thread::spawn(move || {

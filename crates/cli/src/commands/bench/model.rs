@@ -1,7 +1,7 @@
 //! `taper bench model`
 
 use super::{Bench, candle_driver, setup};
-use crate::args::{AttentionKind, BenchModelArgs, NamedCase, PeerKind};
+use crate::args::{AttentionKind, BenchModelArgs, FillKind, NamedCase, PeerKind};
 use crate::load::{self, ModelTask};
 use crate::output;
 use crate::progress::Bars;
@@ -69,6 +69,13 @@ impl Measure<'_> {
         candle: &mut Option<Candle>,
     ) -> Result<Vec<Measurement>> {
         let peers = self.peers(named);
+        if named.case.depth() > 0 {
+            let doing = match self.args.fill {
+                FillKind::Computed => "computing the keys before it; --fill random takes seconds at any depth",
+                FillKind::Random => "writing random keys before it",
+            };
+            output::status(&format!("{}: {doing}", named.name));
+        }
         let mut case = ModelCase::new(model, named.case, self.args.fill.fill())?;
         case.warm_up()?;
         let mut ours = Vec::new();

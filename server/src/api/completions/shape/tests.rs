@@ -19,18 +19,24 @@ fn found(token: u32, logprob: f32, top: &[(u32, f32)]) -> TokenLogprobs {
     TokenLogprobs { token, logprob, rank, top: top.to_vec() }
 }
 
-/// Answers to "hé" and "x", echoed, each with two choices, after the prompts' log-probabilities came.
-fn completion(details: Details) -> Completion {
-    let parameters = Parameters {
+fn parameters(details: Details, num_choices: usize) -> Parameters {
+    Parameters {
         sampling: SamplingParams::default(),
         stream: false,
         include_usage: false,
         details,
-        num_choices: 2,
+        num_choices,
         prompt_only: false,
-    };
+        priority: 0,
+        cache_salt: None,
+    }
+}
+
+/// Answers to "hé" and "x", echoed, each with two choices, after the prompts' log-probabilities came.
+fn completion(details: Details) -> Completion {
     let prompts = [tokens("hé"), tokens("x")];
-    let mut completion = Completion::new(&tokenizer(), &parameters, &prompts, vec!["hé".into(), "x".into()]);
+    let mut completion =
+        Completion::new(&tokenizer(), &parameters(details, 2), &prompts, vec!["hé".into(), "x".into()]);
     let e = tokens("é");
     let after_h = found(e[0], -0.5, &[(e[0], -0.5), (u32::from(b'i'), -1.5)]);
     let after_half = found(e[1], f32::NEG_INFINITY, &[(u32::from(b'?'), -0.25), (u32::from(b'!'), -2.0)]);
@@ -101,14 +107,7 @@ fn prompt_logprobs_have_the_shape_of_vllm() {
 
 #[test]
 fn a_prompt_that_begins_with_an_added_token_begins_at_the_text() {
-    let parameters = Parameters {
-        sampling: SamplingParams::default(),
-        stream: false,
-        include_usage: false,
-        details: logprobs(),
-        num_choices: 1,
-        prompt_only: false,
-    };
+    let parameters = parameters(logprobs(), 1);
     let tokenizer = tokenizer();
     let bos = tokenizer.bos().expect("the tiny vocabulary names one");
     let prompt = [vec![bos], tokens("hi")].concat();

@@ -1,0 +1,135 @@
+//! How much of a prompt may ride along while others wait for their next tokens.
+//!
+//! A step in which sequences decode takes `decode_s`; every prompt token in it adds about `token_s`. The pace keeps moving
+//! averages of both from the steps that were run, and answers how many prompt tokens keep a step within a target time.
+//! Pure: it is told durations and reads no clock. It decides how soon tokens come and never which.
+
+use std::time::Duration;
+
+/// What a step may take while sequences decode: the longer of both times, and whatever the least number of prompt tokens
+/// takes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ItlTarget {
+    /// A time.
+    pub at_least: Duration,
+    /// Times what the step would take without prompt tokens.
+    pub times_decode: f64,
+    /// Prompt tokens that a step always has room for, so that prompts end.
+    pub least_tokens: usize,
+}
+
+impl Default for ItlTarget {
+    /// Smooth reading (20 tokens a second at the least) or three times the undisturbed latency.
+    fn default() -> Self {
+        ItlTarget { at_least: Duration::from_millis(50), times_decode: 3.0, least_tokens: 64 }
+    }
+}
+
+/// Share of the newest duration in the averages: about the last six steps count.
+const NEWEST: f64 = 0.3;
+
+/// See the module's documentation.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Pace {
+    target: ItlTarget,
+    decode_s: Option<f64>,
+    token_s: Option<f64>,
+}
+
+impl Pace {
+    /// Nothing measured yet.
+    pub(crate) fn new(target: ItlTarget) -> Self {
+        Pace { target, ..Pace::default() }
+    }
+
+    /// Takes in a step that took `seconds`.
+    pub(crate) fn observe(&mut self, num_decoding: usize, prompt_tokens: usize, seconds: f64) {
+        if prompt_tokens == 0 {
+            average(&mut self.decode_s, seconds);
+            return;
+        }
+        let decode_s = if num_decoding > 0 { self.decode_s.unwrap_or(0.0) } else { 0.0 };
+        average(&mut self.token_s, (seconds - decode_s).max(0.0) / prompt_tokens as f64);
+    }
+
+    /// Prompt tokens of the next step, if sequences decode in it.
+    pub(crate) fn prompt_tokens(&self) -> usize {
+        let least = self.target.least_tokens.max(1);
+        let (Some(decode_s), Some(token_s)) = (self.decode_s, self.token_s) else { return least };
+        let target_s = self.target.at_least.as_secs_f64().max(self.target.times_decode * decode_s);
+        // The cast saturates, for a time per token of 0 as well.
+        least.max(((target_s - decode_s) / token_s).round() as usize)
+    }
+}
+
+fn average(mean: &mut Option<f64>, newest: f64) {
+    *mean = Some(mean.map_or(newest, |mean| mean + NEWEST * (newest - mean)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pace(at_least_ms: u64, times_decode: f64, least_tokens: usize) -> Pace {
+        Pace::new(ItlTarget { at_least: Duration::from_millis(at_least_ms), times_decode, least_tokens })
+    }
+
+    #[test]
+    fn until_both_costs_are_known_the_least_is_given() {
+        let mut pace = pace(50, 3.0, 64);
+        assert_eq!(pace.prompt_tokens(), 64);
+        pace.observe(1, 0, 0.010);
+        assert_eq!(pace.prompt_tokens(), 64);
+    }
+
+    #[test]
+    fn what_is_left_of_the_target_goes_to_the_prompt() {
+        let mut pace = pace(50, 3.0, 16);
+        pace.observe(2, 0, 0.010);
+        pace.observe(0, 1000, 0.500);
+        assert_eq!(pace.prompt_tokens(), 80, "40 ms are left of 50, at half a millisecond each");
+        for _ in 0..50 {
+            pace.observe(2, 0, 0.030);
+        }
+        assert_eq!(pace.prompt_tokens(), 120, "three times 30 ms, less 30");
+    }
+
+    #[test]
+    fn a_mixed_step_teaches_the_cost_of_a_prompt_token() {
+        let mut pace = pace(50, 3.0, 16);
+        pace.observe(1, 0, 0.010);
+        for _ in 0..50 {
+            pace.observe(1, 100, 0.110);
+        }
+        assert_eq!(pace.prompt_tokens(), 40);
+    }
+
+    #[test]
+    fn a_prompt_that_costs_nothing_and_one_that_costs_too_much_have_bounds() {
+        let mut free = pace(50, 3.0, 16);
+        free.observe(1, 0, 0.010);
+        free.observe(1, 100, 0.010);
+        assert_eq!(free.prompt_tokens(), usize::MAX);
+        let mut dear = pace(50, 3.0, 16);
+        dear.observe(1, 0, 0.010);
+        dear.observe(0, 1, 1.0);
+        assert_eq!(dear.prompt_tokens(), 16);
+    }
+
+    /// A machine on which a step takes 20 ms and 1 ms per prompt token, 2 ms beyond 4000 tokens of context.
+    #[test]
+    fn steps_stay_near_the_target_while_costs_change() {
+        let mut pace = pace(0, 4.0, 16);
+        pace.observe(1, 0, 0.020);
+        let mut done = 0;
+        let mut slow = 0;
+        while done < 8000 {
+            let tokens = pace.prompt_tokens().min(512);
+            let seconds = 0.020 + tokens as f64 * if done < 4000 { 0.001 } else { 0.002 };
+            slow += usize::from(seconds > 0.090);
+            pace.observe(1, tokens, seconds);
+            done += tokens;
+        }
+        assert!(slow <= 8, "{slow} steps were too long while the pace found the new cost");
+    }
+}

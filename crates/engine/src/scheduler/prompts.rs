@@ -1,0 +1,48 @@
+//! How prompts share a step.
+
+use super::{Budget, Rank, Scheduler, Step, StepEntry};
+
+impl Scheduler {
+    /// Gives the rows that are left to the running sequences that are not in the step: those whose prompts are not computed.
+    pub(super) fn schedule_prompts(&mut self, step: &mut Step, budget: &mut Budget) {
+        let mut prompts: Vec<(Rank, usize)> = Vec::new();
+        for &rank in &self.running {
+            if step.entries.iter().all(|entry| entry.sequence != rank.1) && !step.exhausted.contains(&rank.1) {
+                prompts.push((rank, 0));
+            }
+        }
+        let half = budget.rows.div_ceil(2);
+        let Some((first, rows)) = prompts.first_mut() else { return };
+        *rows = self.sequences[&first.1].pending().min(half);
+        let mut left = budget.rows - *rows;
+        let mut by_what_is_left: Vec<usize> = (0..prompts.len()).collect();
+        by_what_is_left.sort_by_key(|&place| self.sequences[&prompts[place].0.1].pending());
+        for place in by_what_is_left {
+            let (rank, rows) = &mut prompts[place];
+            let more = (self.sequences[&rank.1].pending() - *rows).min(left);
+            *rows += more;
+            left -= more;
+        }
+        for (rank, rows) in prompts {
+            self.schedule_prompt(rank, rows, step, budget);
+        }
+    }
+
+    fn schedule_prompt(&mut self, rank: Rank, rows: usize, step: &mut Step, budget: &mut Budget) {
+        let state = &self.sequences[&rank.1];
+        let mut len = rows;
+        if state.all_logits {
+            len = len.min(budget.logit_rows);
+        } else if budget.logit_rows == 0 && len == state.pending() {
+            // Its last token would need a row of logits.
+            len -= 1;
+        }
+        if len == 0 {
+            return;
+        }
+        let logit_rows = if state.all_logits { len } else { usize::from(len == state.pending()) };
+        let tokens = state.num_computed..state.num_computed + len;
+        // The blocks were taken on admission, and are its own.
+        Self::take(step, budget, StepEntry { sequence: rank.1, tokens, num_guesses: 0 }, logit_rows);
+    }
+}

@@ -1,0 +1,110 @@
+//! Where the last tokens of a sequence stood before.
+
+use std::collections::HashMap;
+
+/// Tokens that have to agree before anything is guessed.
+const SHORTEST_MATCH: usize = 2;
+/// Beyond this a longer match says nothing more.
+const LONGEST_MATCH: usize = 32;
+/// Earlier places that are compared, latest first.
+const MAX_PLACES: usize = 16;
+
+/// Tokens that may follow.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Guess {
+    /// Tokens before them that agree with an earlier place; at most [`LONGEST_MATCH`].
+    pub(crate) match_len: usize,
+    /// What followed there.
+    pub(crate) tokens: Vec<u32>,
+}
+
+/// An index of a sequence's own tokens: for every pair of neighbours, the places where it ends.
+#[derive(Debug, Default)]
+pub(crate) struct Lookup {
+    tokens: Vec<u32>,
+    /// The last place where a pair ends.
+    latest: HashMap<[u32; SHORTEST_MATCH], usize>,
+    /// The place before that where the pair ending here ends; `usize::MAX` when there is none.
+    earlier: Vec<usize>,
+}
+
+impl Lookup {
+    /// An index of `tokens`.
+    pub(crate) fn new(tokens: &[u32]) -> Self {
+        let mut lookup = Lookup::default();
+        tokens.iter().for_each(|&token| lookup.push(token));
+        lookup
+    }
+
+    /// Appends a token.
+    pub(crate) fn push(&mut self, token: u32) {
+        self.tokens.push(token);
+        let place = self.tokens.len() - 1;
+        let pair = self.tokens.last_chunk().copied();
+        let earlier = pair.and_then(|pair: [u32; SHORTEST_MATCH]| self.latest.insert(pair, place));
+        self.earlier.push(earlier.unwrap_or(usize::MAX));
+    }
+
+    /// At most `max_len` tokens that followed the longest earlier match of the last tokens, the latest among equals.
+    pub(crate) fn guess(&self, max_len: usize) -> Guess {
+        let mut best: Option<(usize, usize)> = None;
+        let mut place = self.earlier.last().copied().unwrap_or(usize::MAX);
+        for _ in 0..MAX_PLACES {
+            if place == usize::MAX {
+                break;
+            }
+            let match_len = self.match_len(place);
+            if best.is_none_or(|(longest, _)| match_len > longest) {
+                best = Some((match_len, place));
+            }
+            place = self.earlier[place];
+        }
+        let Some((match_len, place)) = best else { return Guess::default() };
+        // What follows may reach into the last tokens themselves, when a period repeats; then it goes round.
+        let period = self.tokens.len() - 1 - place;
+        let tokens = (0..max_len).map(|i| self.tokens[place + 1 + i % period]).collect();
+        Guess { match_len, tokens }
+    }
+
+    /// How many tokens up to `place` agree with the last ones.
+    fn match_len(&self, place: usize) -> usize {
+        let (there, here) = (self.tokens[..=place].iter().rev(), self.tokens.iter().rev());
+        there.zip(here).take(LONGEST_MATCH).take_while(|(there, here)| there == here).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(tokens: &[u32], match_len: usize, guess: &[u32]) {
+        let expected = Guess { match_len, tokens: guess.to_vec() };
+        assert_eq!(Lookup::new(tokens).guess(3), expected, "after {tokens:?}");
+    }
+
+    #[test]
+    fn what_followed_before_is_guessed_again() {
+        check(&[1, 2, 3, 4, 5, 1, 2], 2, &[3, 4, 5]);
+        check(&[1, 2, 3, 4, 5, 1, 2, 3], 3, &[4, 5, 1]);
+    }
+
+    #[test]
+    fn nothing_is_guessed_after_new_tokens() {
+        check(&[], 0, &[]);
+        check(&[1], 0, &[]);
+        check(&[1, 2, 3, 4], 0, &[]);
+        check(&[1, 9, 9, 2, 1], 0, &[]);
+    }
+
+    #[test]
+    fn the_longest_match_counts_and_the_latest_among_equals() {
+        check(&[7, 1, 2, 30, 8, 1, 2, 40, 7, 1, 2], 3, &[30, 8, 1]);
+        check(&[1, 2, 30, 8, 1, 2, 40, 9, 1, 2], 2, &[40, 9, 1]);
+    }
+
+    #[test]
+    fn a_period_goes_on() {
+        check(&[5, 6, 5, 6, 5, 6], 4, &[5, 6, 5]);
+        check(&[5, 5, 5], 2, &[5, 5, 5]);
+    }
+}

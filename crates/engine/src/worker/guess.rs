@@ -1,0 +1,46 @@
+//! Guesses for the next step.
+
+use super::Worker;
+use crate::SequenceId;
+use crate::speculation::{Guess, MAX_GUESSES, choose_guesses};
+
+impl Worker {
+    /// Guesses what follows the decoding sequences, and has those guesses verified that are expected to pay.
+    pub(super) fn guess(&mut self) {
+        // A sequence that others are about to fork from has no guesses: they share blocks up to its known tokens.
+        let is_single = |id: &SequenceId| {
+            self.requests.get(&self.sequences[id].request).is_some_and(|request| request.unborn.is_empty())
+        };
+        let decoding: Vec<SequenceId> = self.scheduler.decoding().filter(is_single).collect();
+        let mut chances = Vec::with_capacity(decoding.len());
+        for id in &decoding {
+            let sequence = self.sequences.get_mut(id).expect("the scheduler knows the same sequences");
+            sequence.guess = sequence.lookup.guess(sequence.room().saturating_sub(1).min(MAX_GUESSES));
+            chances.push(sequence.acceptance.chances(&sequence.guess));
+        }
+        let numbers = choose_guesses(decoding.len(), &chances, &self.costs);
+        for (&id, num_guesses) in decoding.iter().zip(numbers) {
+            self.scheduler.set_guesses(id, num_guesses);
+        }
+    }
+
+    /// Learns from the tokens that came after an entry with `num_guesses` verified guesses.
+    pub(super) fn learn(
+        &mut self,
+        id: SequenceId,
+        guess: &Guess,
+        num_guesses: usize,
+        chosen: &[u32],
+        num_right: usize,
+    ) {
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            sequence.acceptance.learn(guess, chosen);
+        }
+        if num_guesses > 0 {
+            let mut status = self.shared.status();
+            status.guessed_steps += 1;
+            status.guessed_tokens += num_guesses as u64;
+            status.right_guesses += num_right as u64;
+        }
+    }
+}
