@@ -88,7 +88,7 @@ async fn choices_of_a_batch_are_numbered_prompt_by_prompt() {
 
 #[tokio::test]
 async fn a_batch_larger_than_the_queue_is_worked_off() {
-    let (state, _engine) = counting(100, EngineConfig { max_batch: 4, max_queued: 4, token_budget: None });
+    let (state, _engine) = counting(100, EngineConfig { max_batch: 4, max_queued: 4, ..EngineConfig::default() });
     let prompts: Vec<String> = (0..100).map(|index| format!("p{index}:")).collect();
     let body = complete(&state, json!({ "prompt": prompts })).await.json();
     let choices = body["choices"].as_array().unwrap_or_else(|| panic!("{body}"));

@@ -53,7 +53,7 @@ async fn health_is_ok_when_ready_and_says_why_when_failed() {
 
 #[tokio::test]
 async fn a_full_queue_is_429_with_retry_after() {
-    let config = EngineConfig { max_batch: 1, max_queued: 1, token_budget: None };
+    let config = EngineConfig { max_batch: 1, max_queued: 1, ..EngineConfig::default() };
     let (runner, gate) = babbling().with_gate();
     let (state, engine) = state_with(runner, config, Timeouts::default());
     let waiting: Vec<_> = (0..2)

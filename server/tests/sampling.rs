@@ -386,7 +386,7 @@ async fn an_echo_with_log_probabilities_lists_prompt_and_answer() {
 #[tokio::test]
 async fn an_echo_tells_of_a_prompt_what_was_told_when_it_was_generated() {
     let state = chaotic();
-    let first = json!({ "prompt": "one", "logprobs": 2, "temperature": 0, "max_tokens": 20 });
+    let first = json!({ "prompt": bytes_of("one"), "logprobs": 2, "temperature": 0, "max_tokens": 20 });
     let first = complete(&state, first).await.json();
     let generated = &first["choices"][0];
     let prompt = format!("one{}", generated["text"].as_str().unwrap());
