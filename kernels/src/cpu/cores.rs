@@ -6,7 +6,7 @@
 //! - The processors are those of the affinity mask; what the system offers this process, which a container's quota of time
 //!   may lower further, is never exceeded.
 //!
-//! Linux says all this in text files ([`read`]). Where they are missing or make no sense every processor is taken for a core.
+//! Linux says all this in text files. Where they are missing or make no sense every processor is taken for a core.
 
 use std::collections::BTreeSet;
 use std::fmt;
