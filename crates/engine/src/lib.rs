@@ -10,6 +10,7 @@
 
 mod block_hash;
 mod block_manager;
+mod disk_cache;
 mod event;
 mod handle;
 mod model_runner;
@@ -27,6 +28,7 @@ mod worker;
 
 pub use block_hash::BlockHash;
 pub use block_manager::{BlockCopy, BlockManager, BlockTable, Miss, NamedBlock};
+pub use disk_cache::{DiskCache, DiskCacheError, DiskCacheStats, file_digest};
 pub use event::{EngineError, Event, EventStream, FinishReason, Timings, Usage};
 pub use handle::{Engine, EngineConfig, EngineHandle, EngineStatus, Speculation};
 pub use model_runner::ModelRunner;

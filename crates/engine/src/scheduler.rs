@@ -178,8 +178,9 @@ impl Scheduler {
     }
 
     /// Records that an entry is computed. `chosen` are the tokens that follow the known ones, if the entry reached their
-    /// end; the first `num_right` of them are what had been guessed, so they are computed as well.
-    pub fn advance(&mut self, entry: &StepEntry, chosen: &[u32], num_right: usize) {
+    /// end; the first `num_right` of them are what had been guessed, so they are computed as well. Returns which blocks of the
+    /// sequence, by place in its table, are full and computed since.
+    pub fn advance(&mut self, entry: &StepEntry, chosen: &[u32], num_right: usize) -> Range<usize> {
         assert!(num_right <= entry.num_guesses.min(chosen.len()), "{num_right} right guesses of {entry:?}");
         let state = self.state_mut(entry.sequence);
         assert_eq!(entry.tokens.start, state.num_computed, "tokens are computed in order");
@@ -188,7 +189,7 @@ impl Scheduler {
         state.num_guesses = 0;
         chosen.iter().for_each(|&token| state.push(token));
         let state = self.sequences.get_mut(&entry.sequence).expect("looked up above");
-        state.publish(&mut self.blocks);
+        state.publish(&mut self.blocks)
     }
 
     /// Whether the last token of an entry of the latest step is the last known one, so that its logits choose the next.

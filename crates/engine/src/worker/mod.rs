@@ -4,15 +4,17 @@
 //! Events are collected during a step and sent after the status is published, so whoever sees a request end also sees its
 //! blocks free and its place in the queue open.
 
+use crate::disk_cache::DiskCache;
 use crate::handle::Shared;
 use crate::handle::{EngineConfig, Speculation};
 use crate::pace::Pace;
 use crate::requests::{ActiveRequest, Submission};
-use crate::scheduler::{Admission, Arrival, Scheduler, SequenceId, Step, StepLimits};
+use crate::scheduler::{Admission, Scheduler, SequenceId, Step, StepLimits};
 use crate::sequence::{Accepted, Sequence};
 use crate::speculation::StepCosts;
 use crate::{BlockHash, EngineError, Event, LogitsBuffer, Miss, Request, Runner, Sampler, Scratch};
-use std::collections::HashMap;
+use disk::Restoring;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
@@ -20,6 +22,7 @@ use std::time::Instant;
 use taper_text::Tokenizer;
 use tokio::sync::mpsc::UnboundedSender;
 
+mod disk;
 mod guess;
 mod step;
 
@@ -43,6 +46,9 @@ pub(crate) struct Worker {
     speculation: Speculation,
     /// What the names of this runner's blocks begin with.
     identity: String,
+    disk: Option<DiskCache>,
+    /// Sequences whose blocks are being read from disk, in the order of their arrival; the scheduler does not know them yet.
+    restoring: VecDeque<Restoring>,
     commands: Receiver<Command>,
     shared: Arc<Shared>,
     context_len: usize,
@@ -75,6 +81,7 @@ impl Worker {
         tokenizer: Arc<Tokenizer>,
         scheduler: Scheduler,
         config: EngineConfig,
+        disk: Option<DiskCache>,
         commands: Receiver<Command>,
         shared: Arc<Shared>,
     ) -> Self {
@@ -87,6 +94,8 @@ impl Worker {
             pace: Pace::new(config.itl_target),
             costs: StepCosts::default(),
             speculation: config.speculation,
+            disk,
+            restoring: VecDeque::new(),
             commands,
             shared,
             context_len: limits.context_len.min(limits.num_blocks * limits.block_size),
@@ -108,6 +117,7 @@ impl Worker {
         while self.take_commands() {
             self.cancel_abandoned();
             self.fail_late();
+            self.restore();
             if self.speculation == Speculation::Lookup {
                 self.guess();
             }
@@ -158,7 +168,7 @@ impl Worker {
             self.num_sequences += 1;
             if choice == 0 {
                 let root = BlockHash::root(&self.identity, cache_salt.as_deref());
-                self.scheduler.add(id, Arrival { tokens: &prompt, root, priority, all_logits });
+                self.arrive(id, root, prompt.clone(), (priority, all_logits));
             } else {
                 active.unborn.push(id);
             }
@@ -199,6 +209,11 @@ impl Worker {
             let key = self.sequences[&sequence].request;
             let Some(request) = self.requests.get_mut(&key).filter(|_| !is_return) else { continue };
             request.note_admitted(cached_tokens);
+            if let Some(disk) = &self.disk {
+                // What is served from memory should not leave the disk for it.
+                let num_cached = cached_tokens / self.scheduler.blocks().block_size();
+                self.scheduler.block_names(sequence)[..num_cached].iter().for_each(|&name| disk.touch(name));
+            }
             let prompt_tokens = request.prompt_tokens;
             self.shared.queued_tokens.fetch_sub(prompt_tokens, Ordering::AcqRel);
             let mut status = self.shared.status();
@@ -302,6 +317,7 @@ impl Worker {
 
     fn drop_sequence(&mut self, id: SequenceId) {
         self.scheduler.remove(id);
+        self.restoring.retain(|restoring| restoring.id != id);
         if self.sequences.remove(&id).is_some() {
             self.shared.live.fetch_sub(1, Ordering::AcqRel);
         }

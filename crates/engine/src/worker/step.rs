@@ -122,7 +122,8 @@ impl Worker {
             }
             let outcome = self.read_prompt(entry, rows.clone()).and_then(|()| {
                 if !self.scheduler.reaches_end(entry) {
-                    self.scheduler.advance(entry, &[], 0);
+                    let full = self.scheduler.advance(entry, &[], 0);
+                    self.save(entry.sequence, full);
                     return Ok(());
                 }
                 let now = Instant::now();
@@ -188,7 +189,8 @@ impl Worker {
         }
         let pairs = chosen.iter().zip(&guess.tokens[..entry.num_guesses]);
         let num_right = pairs.take_while(|(token, guess)| token == guess).count();
-        self.scheduler.advance(entry, &chosen, num_right);
+        let full = self.scheduler.advance(entry, &chosen, num_right);
+        self.save(id, full);
         self.learn(id, &guess, entry.num_guesses, &chosen, num_right);
         for accepted in news {
             self.deliver(id, accepted, now);
