@@ -92,8 +92,7 @@ impl Server {
 
     /// POST of a JSON body; status and body.
     pub(crate) fn post(&self, path: &str, body: &Value) -> (u16, Value) {
-        let mut response = agent().post(format!("{}{path}", self.url)).send_json(body).expect("the server answers");
-        (response.status().as_u16(), response.body_mut().read_json().expect("a JSON body"))
+        post(&self.url, path, body)
     }
 
     /// POST with `stream: true`; reads frames until the stream ends or `keep_going` says no (then the connection is dropped).
@@ -130,6 +129,12 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// A POST, free of the server's lifetime so that threads can use it; status and body.
+pub(crate) fn post(url: &str, path: &str, body: &Value) -> (u16, Value) {
+    let mut response = agent().post(format!("{url}{path}")).send_json(body).expect("the server answers");
+    (response.status().as_u16(), response.body_mut().read_json().expect("a JSON body"))
 }
 
 /// A streamed POST, free of the server's lifetime so that threads can use it.
