@@ -1,5 +1,6 @@
 //! One choice of a request while it is generated: its tokens, and the way from a new token to text.
 
+use crate::metrics::ChoiceClock;
 use crate::speculation::{Acceptance, Guess, Lookup};
 use crate::{Event, FinishReason, Sampled, Sampler, SamplingParams, TokenLogprobs};
 use std::sync::Arc;
@@ -19,6 +20,8 @@ pub(crate) struct Sequence {
     pub(crate) lookup: Lookup,
     /// How good they are.
     pub(crate) acceptance: Acceptance,
+    /// When its tokens came.
+    pub(crate) clock: ChoiceClock,
     choice: usize,
     max_len: usize,
     prompt_len: usize,
@@ -66,6 +69,7 @@ impl Sequence {
             guess: Guess::default(),
             lookup,
             acceptance: Acceptance::default(),
+            clock: ChoiceClock::default(),
             choice,
             max_len,
             min_tokens: params.min_tokens,
