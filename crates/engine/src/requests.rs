@@ -1,7 +1,7 @@
 //! A request while it is in the engine, and the clock readings that become its [`Timings`].
 
-use crate::scheduler::SequenceId;
 use crate::metrics::{ChoiceClock, EngineMetrics, FinishedChoice};
+use crate::scheduler::SequenceId;
 use crate::{Event, FinishReason, InvalidLogits, Request, Timings, TokenLogprobs, Usage};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;

@@ -66,6 +66,9 @@ fn a_choice_that_was_cut_before_it_began_has_no_token_and_no_time_per_token() {
     let (submitted, clock) = (Instant::now(), ChoiceClock::default());
     let choice = FinishedChoice { reason: FinishReason::Length, clock, prompt_tokens: 7, submitted, started: None };
     metrics.note_finished(choice, submitted + Duration::from_secs(1));
-    assert_eq!((metrics.queue_time_s.sum(), metrics.decode_time_s.sum(), metrics.generation_tokens.sum()), (1.0, 0.0, 0.0));
+    assert_eq!(
+        (metrics.queue_time_s.sum(), metrics.decode_time_s.sum(), metrics.generation_tokens.sum()),
+        (1.0, 0.0, 0.0)
+    );
     assert_eq!((metrics.time_to_first_token_s.count(), metrics.time_per_output_token_s.count()), (0, 0));
 }

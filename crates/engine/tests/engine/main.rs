@@ -6,6 +6,7 @@
 mod failures;
 mod generation;
 mod life_cycle;
+mod metrics;
 mod model;
 mod sampling;
 mod support;
