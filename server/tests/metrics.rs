@@ -173,6 +173,7 @@ async fn a_name_with_quotes_and_line_ends_is_read_back_as_it_is() {
     let Vocabulary { tokenizer, template } = vocabulary();
     let engine = taper_engine::Engine::start(Box::new(babbling()), tokenizer.clone(), EngineConfig::default());
     let (id, fingerprint) = (name.to_owned(), name.to_owned());
+    let template = Some(template);
     ready.set_ready(ServedModel { id, tokenizer, template, engine, context_len: 512, created_unix: 0, fingerprint });
     let families = scrape(&ready).await;
     let [info] = &families["taper:build_info"].samples[..] else { panic!("one line") };

@@ -111,7 +111,7 @@ fn check(name: &str, family: &Family) {
 
 /// The bounds rise to infinity, the counts with them, to the count of all.
 fn check_histogram(name: &str, samples: &[Sample]) {
-    let named = |suffix: &str| samples.iter().filter(move |sample| sample.name == format!("{name}{suffix}"));
+    let named = |suffix: &'static str| samples.iter().filter(move |sample| sample.name == format!("{name}{suffix}"));
     let one = |suffix| match &named(suffix).collect::<Vec<_>>()[..] {
         [sample] => sample.value,
         samples => panic!("one {suffix} of {name}, not {samples:?}"),
