@@ -47,6 +47,7 @@ async fn the_names_are_those_that_dashboards_know() {
         "gauge taper:build_info",
         "counter taper:failed_steps_total",
         "gauge taper:kv_blocks_idle",
+        "counter taper:kv_blocks_restored_total",
         "counter taper:softmax_recomputed_rows_total",
         "gauge vllm:cache_config_info",
         "histogram vllm:e2e_request_latency_seconds",

@@ -122,7 +122,7 @@ fn gauges(status: &EngineStatus) -> [Row<f64>; 4] {
     ]
 }
 
-fn counters(status: &EngineStatus, metrics: &EngineMetrics) -> [Row<u64>; 11] {
+fn counters(status: &EngineStatus, metrics: &EngineMetrics) -> [Row<u64>; 12] {
     [
         ("vllm:num_preemptions_total", "Times that a choice lost its blocks to an older one.", status.preemptions),
         ("vllm:prompt_tokens_total", "Tokens of prompts that have begun to run.", status.prompt_tokens),
@@ -146,6 +146,7 @@ fn counters(status: &EngineStatus, metrics: &EngineMetrics) -> [Row<u64>; 11] {
             "Pairs of row and head in attention computed again because a fixed softmax reference did not fit.",
             status.recomputed_rows,
         ),
+        ("taper:kv_blocks_restored_total", "Blocks of the KV cache that were read from disk.", status.restored_blocks),
         ("taper:failed_steps_total", "Steps that failed.", status.failed_steps),
     ]
 }

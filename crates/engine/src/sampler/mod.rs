@@ -129,6 +129,16 @@ impl Sampler {
             let best = self.processors.apply(row, mask, banned)?;
             self.choose(row, best, candidates, typical)
         };
+        self.forced(token, logits)
+    }
+
+    /// Whether the client wants log-probabilities of every token.
+    pub fn wants_logprobs(&self) -> bool {
+        self.num_top_logprobs.is_some()
+    }
+
+    /// A token that needs no choosing, with what the model thought of it, if that is asked for.
+    pub fn forced(&self, token: u32, logits: &[f32]) -> Result<Sampled, InvalidLogits> {
         let logprobs = self.num_top_logprobs.map(|num_top| TokenLogprobs::new(logits, token, num_top)).transpose()?;
         Ok(Sampled { token, logprobs })
     }
