@@ -55,10 +55,10 @@ impl Parameters {
         let details = Details::take(fields)?;
         let n = fields.integer("n", 1..=MAX_CHOICES as i64)?.map_or(1, count);
         let sampling = SamplingParams {
+            logit_bias: logit_bias(fields)?,
             repetition_penalty: vllms.or(llama_cpps).unwrap_or(1.0),
             frequency_penalty: number(fields, "frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0),
             presence_penalty: number(fields, "presence_penalty", -2.0, 2.0)?.unwrap_or(0.0),
-            logit_bias: logit_bias(fields)?,
             // An empty list restricts nothing, as a client that always sends the field means it.
             allowed_token_ids: token_ids(fields, "allowed_token_ids")?.filter(|tokens| !tokens.is_empty()),
             bad_words: bad_words(fields, &served.model.tokenizer)?,

@@ -1,7 +1,7 @@
 //! From a row of logits to a token.
 //!
 //! What applies, in this order:
-//! 1. `processors`, on the logits: penalties, `logit_bias`, the allowed tokens (a client's and a grammar's), bans;
+//! 1. `processors`, on the logits: `logit_bias`, penalties, the allowed tokens (a client's and a grammar's), bans;
 //! 2. temperature 0 takes the largest logit, the lowest id among equals, and that is the token; any other divides the logits;
 //! 3. filters, each over what the one before left, with probabilities renormalised in between: min_p, top_k, typical_p,
 //!    top_p;

@@ -230,29 +230,7 @@ impl Worker {
             status.cached_tokens += cached_tokens as u64;
             status.cacheable_tokens += cacheable_tokens as u64;
             drop(status);
-            match miss {
-                None => {
-                    tracing::debug!(request = key, prompt_tokens, cached_tokens, "prefix cache: all full blocks found");
-                }
-                Some(Miss::New) => {
-                    tracing::debug!(request = key, prompt_tokens, cached_tokens, "prefix cache: new from there");
-                }
-                Some(Miss::Departs { common }) => tracing::info!(
-                    request = key,
-                    prompt_tokens,
-                    cached_tokens,
-                    "prefix cache: token {} differs from every prompt that is kept and begins like this one; only whole \
-                     blocks are shared",
-                    cached_tokens + common
-                ),
-                Some(Miss::Evicted) => tracing::info!(
-                    request = key,
-                    prompt_tokens,
-                    cached_tokens,
-                    "prefix cache: what follows was there, and its memory was needed for others; a larger KV cache \
-                     (--kv-cache-size) keeps more"
-                ),
-            }
+            tell_miss(key, prompt_tokens, cached_tokens, miss);
         }
     }
 
@@ -351,5 +329,26 @@ impl Worker {
             // A closed stream is noticed before the next step.
             let _ = events.send(event);
         }
+    }
+}
+
+/// Says in the log what the prefix cache had of a prompt, and where it is worth knowing, why it had no more.
+fn tell_miss(request: u64, prompt_tokens: usize, cached_tokens: usize, miss: Option<Miss>) {
+    match miss {
+        None => tracing::debug!(request, prompt_tokens, cached_tokens, "prefix cache: every full block was there"),
+        Some(Miss::New) => tracing::debug!(request, prompt_tokens, cached_tokens, "prefix cache: the rest is new"),
+        Some(Miss::Departs { common }) => tracing::info!(
+            request,
+            prompt_tokens,
+            cached_tokens,
+            "prefix cache: token {} differs from every kept prompt that begins like this one; whole blocks are shared",
+            cached_tokens + common
+        ),
+        Some(Miss::Evicted) => tracing::info!(
+            request,
+            prompt_tokens,
+            cached_tokens,
+            "prefix cache: more was there, and its memory was needed; a larger KV cache (--kv-cache-size) keeps more"
+        ),
     }
 }
