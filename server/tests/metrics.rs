@@ -182,6 +182,14 @@ async fn a_name_with_quotes_and_line_ends_is_read_back_as_it_is() {
 }
 
 #[tokio::test]
+async fn the_readme_explains_every_metric() {
+    let readme = include_str!("../../README.md");
+    for name in scrape(&state()).await.keys() {
+        assert!(readme.contains(&format!("\n| `{name}` | ")), "{name} has no line");
+    }
+}
+
+#[tokio::test]
 async fn before_there_is_a_model_there_are_no_metrics() {
     assert!(scrape(&ServerState::new()).await.is_empty());
 }
