@@ -85,7 +85,7 @@ fn metric(server: &Server, name: &str) -> u64 {
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-const RECOMPUTED: &str = "taper:softmax_recomputed_rows_total{model_name=\"model\"}";
+const RECOMPUTED: &str = "taper:softmax_recomputed_rows_total{engine=\"0\",model_name=\"model\"}";
 
 /// What the log says about the softmax.
 fn said(server: &Server) -> String {

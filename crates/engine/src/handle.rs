@@ -2,6 +2,7 @@
 
 use crate::block_manager::BlockManager;
 use crate::disk_cache::DiskCache;
+use crate::metrics::EngineMetrics;
 use crate::requests::Submission;
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::worker::{Command, Worker};
@@ -66,6 +67,8 @@ pub struct EngineStatus {
     pub queued: usize,
     /// KV blocks that nobody holds.
     pub free_blocks: usize,
+    /// Of those, the ones that the prefix cache would find.
+    pub idle_blocks: usize,
     /// KV blocks in all.
     pub num_blocks: usize,
     /// Steps run since the start, failed ones included.
@@ -107,6 +110,8 @@ pub(crate) struct Shared {
     pub(crate) live: AtomicUsize,
     /// Prompt tokens of requests accepted and not begun.
     pub(crate) queued_tokens: AtomicUsize,
+    /// Written by the engine thread alone.
+    pub(crate) metrics: EngineMetrics,
 }
 
 /// What is needed to submit. Under one lock, so that no request can slip in behind the command to drain.
@@ -169,6 +174,7 @@ impl Engine {
             is_healthy: AtomicBool::new(true),
             live: AtomicUsize::new(0),
             queued_tokens: AtomicUsize::new(0),
+            metrics: EngineMetrics::new(limits.context_len),
         });
         let kv_cache_bytes = num_blocks.saturating_mul(runner.block_bytes());
         let (commands, receiver) = channel();
@@ -257,6 +263,11 @@ impl EngineHandle {
         status.queued = self.0.shared.live.load(Ordering::Acquire).saturating_sub(status.running);
         status.is_draining = self.0.door().is_draining;
         status
+    }
+
+    /// What it counted and timed so far.
+    pub fn metrics(&self) -> &EngineMetrics {
+        &self.0.shared.metrics
     }
 
     /// False after three failed steps in a row (until one succeeds), and when the engine thread died.

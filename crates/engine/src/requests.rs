@@ -1,7 +1,8 @@
 //! A request while it is in the engine, and the clock readings that become its [`Timings`].
 
+use crate::metrics::{ChoiceClock, EngineMetrics, FinishedChoice};
 use crate::scheduler::SequenceId;
-use crate::{Event, InvalidLogits, Request, Timings, TokenLogprobs, Usage};
+use crate::{Event, FinishReason, InvalidLogits, Request, Timings, TokenLogprobs, Usage};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -98,10 +99,17 @@ impl ActiveRequest {
         self.started.get_or_insert(now);
     }
 
-    /// Notes a generated token.
-    pub(crate) fn note_token(&mut self, now: Instant) {
+    /// Notes a generated token of one of its choices.
+    pub(crate) fn note_token(&mut self, clock: &mut ChoiceClock, metrics: &EngineMetrics, now: Instant) {
+        metrics.note_token(clock, self.submitted, now);
         self.completion_tokens += 1;
         self.first_token.get_or_insert(now);
+    }
+
+    /// One of its choices, when it ends.
+    pub(crate) fn finished(&self, reason: FinishReason, clock: ChoiceClock) -> FinishedChoice {
+        let &ActiveRequest { prompt_tokens, submitted, started, .. } = self;
+        FinishedChoice { reason, clock, prompt_tokens, submitted, started }
     }
 
     /// Seconds since it was submitted.
@@ -145,8 +153,9 @@ mod tests {
         assert_eq!(request.timed_out(after(60)), asked.timeout);
         request.note_step(after(10));
         request.note_step(after(20));
-        request.note_token(after(30));
-        request.note_token(after(70));
+        let (mut clock, metrics) = (ChoiceClock::default(), EngineMetrics::new(64));
+        request.note_token(&mut clock, &metrics, after(30));
+        request.note_token(&mut clock, &metrics, after(70));
         let usage = request.usage(after(70));
         assert_eq!((usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens), (7, 3, 2));
         assert_eq!(usage.timings, Timings { queue_s: 0.01, prefill_s: 0.02, decode_s: 0.04 });

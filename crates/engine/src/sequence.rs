@@ -1,6 +1,7 @@
 //! One choice of a request while it is generated: its tokens, and the way from a new token to text.
 
 use crate::grammar::Masked;
+use crate::metrics::ChoiceClock;
 use crate::speculation::{Acceptance, Guess, Lookup};
 use crate::{Event, FinishReason, Sampled, Sampler, SamplingParams, TokenLogprobs};
 use std::sync::Arc;
@@ -20,6 +21,8 @@ pub(crate) struct Sequence {
     pub(crate) lookup: Lookup,
     /// How good they are.
     pub(crate) acceptance: Acceptance,
+    /// When its tokens came.
+    pub(crate) clock: ChoiceClock,
     /// The form that its text must have.
     pub(crate) form: Option<Form>,
     choice: usize,
@@ -79,6 +82,7 @@ impl Sequence {
             guess: Guess::default(),
             lookup,
             acceptance: Acceptance::default(),
+            clock: ChoiceClock::default(),
             form: None,
             choice,
             max_len,

@@ -63,7 +63,7 @@ impl Worker {
             let accepted = sequence.accept(sampled, is_complete && place + 1 == num);
             let is_finished = accepted.is_finished;
             if let Some(request) = self.requests.get_mut(&sequence.request) {
-                request.note_token(now);
+                request.note_token(&mut sequence.clock, &self.shared.metrics, now);
             }
             news.push(accepted);
             if is_finished {

@@ -8,6 +8,7 @@ use crate::disk_cache::DiskCache;
 use crate::grammar::MaskWorker;
 use crate::handle::Shared;
 use crate::handle::{EngineConfig, Speculation};
+use crate::metrics::EndReason;
 use crate::pace::Pace;
 use crate::requests::{ActiveRequest, Submission};
 use crate::scheduler::{Admission, Scheduler, SequenceId, Step, StepLimits};
@@ -163,6 +164,7 @@ impl Worker {
         let key = self.num_accepted;
         self.num_accepted += 1;
         let mut active = ActiveRequest::new(events, &request, submitted);
+        self.shared.metrics.note_params(&request.sampling);
         let Request { prompt_tokens: prompt, sampling, priority, cache_salt, grammar, .. } = request;
         let room = self.context_len - prompt.len();
         let max_len = prompt.len() + sampling.max_tokens.map_or(room, |max| max.min(room));
@@ -192,6 +194,7 @@ impl Worker {
             self.requests.iter().filter(|(_, request)| request.events.is_closed()).map(|(&key, _)| key).collect();
         for key in abandoned {
             tracing::debug!(request = key, "cancelled: its stream was dropped");
+            self.shared.metrics.note_ended(EndReason::Abort, self.requests[&key].unfinished.len());
             self.forget(key);
         }
     }
@@ -255,6 +258,10 @@ impl Worker {
     fn deliver(&mut self, id: SequenceId, accepted: Accepted, now: Instant) {
         let key = self.sequences[&id].request;
         let request = self.requests.get_mut(&key).expect("a sequence lives no longer than its request");
+        if let Some(Event::Finished { reason, .. }) = &accepted.event {
+            let choice = request.finished(*reason, self.sequences[&id].clock);
+            self.shared.metrics.note_finished(choice, now);
+        }
         self.outbox.extend(accepted.event.map(|event| (request.events.clone(), event)));
         if !accepted.is_finished {
             return;
@@ -276,6 +283,7 @@ impl Worker {
     fn fail(&mut self, key: u64, error: &EngineError) {
         if let Some(request) = self.requests.get(&key) {
             tracing::warn!(request = key, %error, "request failed");
+            self.shared.metrics.note_ended(EndReason::Error, request.unfinished.len());
             self.outbox.push((request.events.clone(), Event::Failed(error.clone())));
             self.forget(key);
         }
@@ -315,6 +323,7 @@ impl Worker {
         let mut status = self.shared.status();
         status.running = self.scheduler.num_running();
         status.free_blocks = self.scheduler.blocks().num_free();
+        status.idle_blocks = self.scheduler.blocks().num_idle();
         drop(status);
         for (events, event) in self.outbox.drain(..) {
             // A closed stream is noticed before the next step.

@@ -40,6 +40,7 @@ impl Worker {
                 if prompt_rows == 0 {
                     self.costs.observe(decode_rows, seconds);
                 }
+                self.shared.metrics.step_tokens.observe(step.num_rows() as f64);
                 self.failures_in_a_row = 0;
                 self.shared.is_healthy.store(true, Ordering::Release);
                 self.sample(step, &rows);
@@ -236,7 +237,7 @@ impl Worker {
         match outcome {
             Ok(Ok(accepted)) => {
                 if let Some(request) = self.requests.get_mut(&key) {
-                    request.note_token(now);
+                    request.note_token(&mut sequence.clock, &self.shared.metrics, now);
                 }
                 Ok(accepted)
             }

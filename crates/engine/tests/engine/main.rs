@@ -7,6 +7,7 @@ mod failures;
 mod generation;
 mod grammar;
 mod life_cycle;
+mod metrics;
 mod model;
 mod sampling;
 mod support;

@@ -246,7 +246,7 @@ fn sets_without_a_common_token_fail_the_request_and_not_the_engine() {
     }));
     let sampling = SamplingParams { allowed_token_ids: Some(vec![98]), ..SamplingParams::greedy() };
     let failed = ask(&engine, request("> ", sampling));
-    let Some(EngineError::InvalidLogits { position: 2, reason }) = failed.error else { panic!("{failed:?}") };
+    let Some(EngineError::Grammar(reason)) = failed.error else { panic!("{failed:?}") };
     assert!(reason.contains("allowed_token_ids"), "{reason}");
     assert_eq!(ask(&engine, greedy("> ", 2)).text(), "aa");
 }

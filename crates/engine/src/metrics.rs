@@ -1,0 +1,253 @@
+//! What is counted and timed while the engine runs, for dashboards; the bounds of the histograms are vLLM's.
+//!
+//! As in vLLM, each choice of a request with `n > 1` counts like a request of its own, in everything but
+//! [`EngineMetrics::num_choices`] and [`EngineMetrics::max_tokens`]. Latencies are observed when a choice ends with an answer;
+//! one that was dropped or failed is only counted, by its [`EndReason`].
+//!
+//! Only the engine thread writes. Every number is an atomic of its own, so that a step takes no lock for them and a reader
+//! holds nobody up; it may see the count of an observation a moment before its sum.
+
+use crate::{FinishReason, SamplingParams};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Bounds in seconds for the first token.
+const FIRST_TOKEN_S: [f64; 22] = [
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0, 2560.0,
+];
+/// Bounds in seconds for every other token.
+const TOKEN_S: [f64; 19] =
+    [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0];
+/// Bounds in seconds for a request and its phases.
+const REQUEST_S: [f64; 21] = [
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+];
+/// Bounds for the tokens of a step.
+const STEP_TOKENS: [f64; 13] =
+    [1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0];
+/// Bounds for `n`.
+const NUM_CHOICES: [f64; 5] = [1.0, 2.0, 5.0, 10.0, 20.0];
+
+/// Bounds for the tokens of a request: 1, 2, 5, 10, 20, 50, ... as far as a context goes.
+fn token_bounds(context_len: usize) -> Vec<f64> {
+    let decades = (0..).map(|exponent| 10_f64.powi(exponent));
+    let bounds = decades.flat_map(|decade| [1.0, 2.0, 5.0].map(|step| step * decade));
+    bounds.take_while(|&bound| bound <= context_len as f64).collect()
+}
+
+/// How often values fell between fixed bounds, and their sum.
+#[derive(Debug)]
+pub struct Histogram {
+    bounds: Vec<f64>,
+    // One more than bounds: the last counts what is above all of them.
+    counts: Vec<AtomicU64>,
+    // The bits of a double.
+    sum: AtomicU64,
+}
+
+impl Histogram {
+    fn new(bounds: impl Into<Vec<f64>>) -> Self {
+        let bounds = bounds.into();
+        let counts = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
+        Histogram { bounds, counts, sum: AtomicU64::new(0.0_f64.to_bits()) }
+    }
+
+    /// Takes in a value. For the engine thread alone: no other writer may come between reading the sum and storing it.
+    pub(crate) fn observe(&self, value: f64) {
+        let bucket = self.bounds.partition_point(|&bound| bound < value);
+        self.counts[bucket].fetch_add(1, Ordering::Relaxed);
+        self.sum.store((self.sum() + value).to_bits(), Ordering::Relaxed);
+    }
+
+    /// Upper bounds, rising and ending with infinity, each with how many values lie between it and the bound before. A
+    /// value that equals a bound is not above it.
+    pub fn buckets(&self) -> Vec<(f64, u64)> {
+        let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
+        bounds.zip(self.counts.iter().map(|count| count.load(Ordering::Relaxed))).collect()
+    }
+
+    /// How many values there were.
+    pub fn count(&self) -> u64 {
+        self.counts.iter().map(|count| count.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Sum of the values.
+    pub fn sum(&self) -> f64 {
+        f64::from_bits(self.sum.load(Ordering::Relaxed))
+    }
+}
+
+/// Why a choice is no longer worked on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndReason {
+    /// As [`FinishReason::Stop`].
+    Stop,
+    /// As [`FinishReason::Length`].
+    Length,
+    /// Its stream was dropped.
+    Abort,
+    /// It failed, ran out of time, or was left over when the engine stopped.
+    Error,
+}
+
+impl EndReason {
+    /// All of them.
+    pub const ALL: [EndReason; 4] = [EndReason::Stop, EndReason::Length, EndReason::Abort, EndReason::Error];
+
+    /// vLLM's name for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            EndReason::Stop => "stop",
+            EndReason::Length => "length",
+            EndReason::Abort => "abort",
+            EndReason::Error => "error",
+        }
+    }
+}
+
+impl From<FinishReason> for EndReason {
+    fn from(reason: FinishReason) -> Self {
+        match reason {
+            FinishReason::Stop => EndReason::Stop,
+            FinishReason::Length => EndReason::Length,
+        }
+    }
+}
+
+/// When the tokens of a choice came.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ChoiceClock {
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+    num_tokens: u64,
+}
+
+/// A choice that ends with an answer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FinishedChoice {
+    /// Why it ended.
+    pub(crate) reason: FinishReason,
+    /// Its tokens.
+    pub(crate) clock: ChoiceClock,
+    /// Tokens of its prompt.
+    pub(crate) prompt_tokens: usize,
+    /// When its request was submitted.
+    pub(crate) submitted: Instant,
+    /// When the first step began that computed some of its request; none for what was never computed.
+    pub(crate) started: Option<Instant>,
+}
+
+/// See the module's documentation. What the engine counts besides is in [`crate::EngineStatus`].
+#[derive(Debug)]
+pub struct EngineMetrics {
+    /// Seconds from submission to the first token.
+    pub time_to_first_token_s: Histogram,
+    /// Seconds between the steps that gave a choice tokens. A step that gives several, of guesses that were right, counts
+    /// once, as in vLLM: it is the pause that a reader sees.
+    pub inter_token_latency_s: Histogram,
+    /// Per choice of at least two tokens: seconds per token after the first.
+    pub time_per_output_token_s: Histogram,
+    /// Seconds from submission to the end.
+    pub e2e_latency_s: Histogram,
+    /// Seconds from submission to the first step that computed some of it.
+    pub queue_time_s: Histogram,
+    /// Seconds from there to its first token.
+    pub prefill_time_s: Histogram,
+    /// Seconds from there to its last token.
+    pub decode_time_s: Histogram,
+    /// Tokens of the prompt.
+    pub prompt_tokens: Histogram,
+    /// Tokens of the answer.
+    pub generation_tokens: Histogram,
+    /// Tokens computed per step that succeeded: of prompts, of answers, and guesses that were verified.
+    pub step_tokens: Histogram,
+    /// `n` of requests, when they reach the engine thread.
+    pub num_choices: Histogram,
+    /// `max_tokens` of requests that say it, when they reach the engine thread.
+    pub max_tokens: Histogram,
+    num_generated: AtomicU64,
+    ended: [AtomicU64; EndReason::ALL.len()],
+}
+
+impl EngineMetrics {
+    pub(crate) fn new(context_len: usize) -> Self {
+        let tokens = || Histogram::new(token_bounds(context_len));
+        EngineMetrics {
+            time_to_first_token_s: Histogram::new(FIRST_TOKEN_S),
+            inter_token_latency_s: Histogram::new(TOKEN_S),
+            time_per_output_token_s: Histogram::new(TOKEN_S),
+            e2e_latency_s: Histogram::new(REQUEST_S),
+            queue_time_s: Histogram::new(REQUEST_S),
+            prefill_time_s: Histogram::new(REQUEST_S),
+            decode_time_s: Histogram::new(REQUEST_S),
+            prompt_tokens: tokens(),
+            generation_tokens: tokens(),
+            step_tokens: Histogram::new(STEP_TOKENS),
+            num_choices: Histogram::new(NUM_CHOICES),
+            max_tokens: tokens(),
+            num_generated: AtomicU64::new(0),
+            ended: Default::default(),
+        }
+    }
+
+    /// Tokens generated so far, those of choices that did not end well included.
+    pub fn num_generated(&self) -> u64 {
+        self.num_generated.load(Ordering::Relaxed)
+    }
+
+    /// Choices that ended so far for this reason.
+    pub fn num_ended(&self, reason: EndReason) -> u64 {
+        self.ended[reason as usize].load(Ordering::Relaxed)
+    }
+
+    /// Notes what a request asks for.
+    pub(crate) fn note_params(&self, sampling: &SamplingParams) {
+        self.num_choices.observe(sampling.n as f64);
+        if let Some(max_tokens) = sampling.max_tokens {
+            self.max_tokens.observe(max_tokens as f64);
+        }
+    }
+
+    /// Notes a token of a choice. Those of one step have the same `now`.
+    pub(crate) fn note_token(&self, clock: &mut ChoiceClock, submitted: Instant, now: Instant) {
+        self.num_generated.fetch_add(1, Ordering::Relaxed);
+        clock.num_tokens += 1;
+        match clock.last_token.replace(now) {
+            Some(last) if last == now => {}
+            Some(last) => self.inter_token_latency_s.observe(now.duration_since(last).as_secs_f64()),
+            None => {
+                clock.first_token = Some(now);
+                self.time_to_first_token_s.observe(now.duration_since(submitted).as_secs_f64());
+            }
+        }
+    }
+
+    /// Notes that a choice ends with an answer at `now`.
+    pub(crate) fn note_finished(&self, choice: FinishedChoice, now: Instant) {
+        let FinishedChoice { reason, clock, prompt_tokens, submitted, started } = choice;
+        self.note_ended(reason.into(), 1);
+        let seconds = |from: Instant, to: Instant| to.duration_since(from).as_secs_f64();
+        let started = started.unwrap_or(now);
+        let first_token = clock.first_token.unwrap_or(now);
+        let decode_s = seconds(first_token, clock.last_token.unwrap_or(now));
+        self.e2e_latency_s.observe(seconds(submitted, now));
+        self.queue_time_s.observe(seconds(submitted, started));
+        self.prefill_time_s.observe(seconds(started, first_token));
+        self.decode_time_s.observe(decode_s);
+        if clock.num_tokens > 1 {
+            self.time_per_output_token_s.observe(decode_s / (clock.num_tokens - 1) as f64);
+        }
+        self.prompt_tokens.observe(prompt_tokens as f64);
+        self.generation_tokens.observe(clock.num_tokens as f64);
+    }
+
+    /// Counts choices that ended.
+    pub(crate) fn note_ended(&self, reason: EndReason, num_choices: usize) {
+        self.ended[reason as usize].fetch_add(num_choices as u64, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests;
