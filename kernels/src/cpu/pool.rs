@@ -154,7 +154,7 @@ impl Pool {
     /// ahead of time is what it will use; a thread without one takes pieces from the back of others. Otherwise as [`Pool::run`].
     ///
     /// # Panics
-    /// When `f` panics, when `piece` is zero, and when there are 2^32 items or more.
+    /// When `f` panics, when `piece` is zero and threads share, and when there are 2^32 items or more.
     pub fn run_ranges<F: Fn(Range<usize>) + Sync>(&self, num_items: usize, piece: usize, f: F) {
         let piece = u32::try_from(piece.min(num_items)).expect("fewer than 2^32 items");
         let _ = u32::try_from(num_items).expect("fewer than 2^32 items");
@@ -283,12 +283,23 @@ impl Drop for Pool {
     }
 }
 
+/// Ends the process when a panic drops it: a loop that is left while chunks are pending would leave workers with a closure
+/// on a stack that is gone. Panics of chunks are caught, so it takes an error in this file.
+struct AbortOnUnwind;
+
+impl Drop for AbortOnUnwind {
+    fn drop(&mut self) {
+        std::process::abort();
+    }
+}
+
 impl Shared {
     /// The caller's side of one loop; the caller holds `busy`, so there is one at a time.
     fn run<F: Fn(usize) + Sync>(&self, num_chunks: usize, f: &F, workers: &[JoinHandle<()>]) {
         // SAFETY: no chunk is pending (the previous loop returned only then), so nobody reads `job`.
         unsafe { *self.job.get() = Job { data: std::ptr::from_ref(f).cast(), call: call_closure::<F> } };
         self.pending.0.store(num_chunks, Ordering::Relaxed);
+        let unfinished = AbortOnUnwind;
         let generation = (self.word.0.load(Ordering::Relaxed) >> (2 * COUNT_BITS)).wrapping_add(1);
         // The release side of this store publishes `job` and `pending` to every claimer: claims are read-modify-writes, so
         // each continues the release sequence that this store heads. SeqCst pairs it with the workers' `parked` flags.
@@ -300,6 +311,7 @@ impl Shared {
         }
         while self.claim_and_run() {}
         self.wait_for_pending();
+        std::mem::forget(unfinished);
     }
 
     fn wait_for_pending(&self) {
@@ -341,9 +353,11 @@ impl Shared {
                 (job.call)(job.data, index);
             }));
             if let Err(payload) = result {
+                // Only the first has someone to tell. Another is leaked, because dropping it may panic once more.
                 let mut first = lock(&self.panic);
-                if first.is_none() {
-                    *first = Some(payload);
+                match *first {
+                    None => *first = Some(payload),
+                    Some(_) => std::mem::forget(payload),
                 }
                 drop(first);
                 self.panicked.store(true, Ordering::Relaxed);
@@ -366,7 +380,8 @@ impl Shared {
 
     /// A moment of waiting.
     fn idle(&self) {
-        if !self.read_ahead[THREAD.get()].0.step() {
+        // A worker of a larger pool that runs a loop here has an index of its own pool, and no place in this one.
+        if !self.read_ahead.get(THREAD.get()).is_some_and(|ahead| ahead.0.step()) {
             std::hint::spin_loop();
         }
     }
@@ -398,7 +413,8 @@ impl Shared {
 }
 
 thread_local! {
-    /// Which thread of its pool this is; a caller of any pool is 0.
+    /// Which thread of its pool this is: workers begin at 1, any other thread is 0. A worker that runs a loop of another
+    /// pool keeps its own index, which may be beyond the threads of that pool.
     static THREAD: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -435,7 +451,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicU32;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     fn every_chunk_once(threads: usize, num_chunks: usize) {
         let pool = Pool::new(threads);
@@ -606,6 +622,30 @@ mod tests {
     }
 
     #[test]
+    fn panics_whose_payloads_panic_when_dropped_reach_the_caller_once() {
+        struct Payload;
+        impl Drop for Payload {
+            fn drop(&mut self) {
+                panic!("a payload is dropped");
+            }
+        }
+        let pool = Pool::new(3);
+        for _ in 0..20 {
+            // Three chunks that wait for each other all panic.
+            let all = std::sync::Barrier::new(3);
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                pool.run(3, |_| {
+                    all.wait();
+                    std::panic::panic_any(Payload);
+                });
+            }));
+            let payload = result.expect_err("three chunks panic");
+            assert!(payload.is::<Payload>());
+            std::mem::forget(payload);
+        }
+    }
+
+    #[test]
     fn nested_and_concurrent_loops_finish() {
         let pool = Pool::new(3);
         let count = AtomicUsize::new(0);
@@ -618,6 +658,58 @@ mod tests {
             }
         });
         assert_eq!(count.into_inner(), 4 * 100 * 5 * 3);
+    }
+
+    #[test]
+    fn a_panic_in_a_range_reaches_the_caller_and_the_pool_survives() {
+        let pool = Pool::new(3);
+        for round in 0..50 {
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                pool.run_ranges(50, 2, |range| assert!(!range.contains(&round), "item {round} fails"));
+            }));
+            let message = *result.expect_err("one range panics").downcast::<String>().expect("a formatted message");
+            assert_eq!(message, format!("item {round} fails"));
+            let sum = AtomicUsize::new(0);
+            pool.run_ranges(10, 1, |range| _ = sum.fetch_add(range.sum(), Ordering::Relaxed));
+            assert_eq!(sum.into_inner(), 45);
+        }
+    }
+
+    #[test]
+    fn nested_and_concurrent_loops_over_ranges_finish() {
+        let pool = Pool::new(3);
+        let count = AtomicUsize::new(0);
+        let add = |range: Range<usize>| _ = count.fetch_add(range.len(), Ordering::Relaxed);
+        let inner = |range: Range<usize>| range.for_each(|_| pool.run_ranges(3, 1, add));
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..100).for_each(|_| pool.run_ranges(5, 1, inner)));
+            }
+        });
+        assert_eq!(count.into_inner(), 4 * 100 * 5 * 3);
+    }
+
+    #[test]
+    fn a_worker_of_a_large_pool_runs_and_waits_for_a_loop_of_a_small_one() {
+        let (large, small) = (Pool::new(4), Pool::new(2));
+        let (small, done, begun) = (&small, AtomicUsize::new(0), AtomicUsize::new(0));
+        // Four chunks that wait for each other: every thread of the large pool has one, and some wait in the small one.
+        large.run(4, |_| {
+            begun.fetch_add(1, Ordering::SeqCst);
+            while begun.load(Ordering::SeqCst) < 4 {
+                std::hint::spin_loop();
+            }
+            for _ in 0..100 {
+                let local = [7_usize; 8];
+                small.run(2, |chunk| {
+                    let until = Instant::now() + Duration::from_micros(300);
+                    while Instant::now() < until {}
+                    assert_eq!(local[chunk], 7);
+                    done.fetch_add(1, Ordering::SeqCst);
+                });
+            }
+        });
+        assert_eq!(done.into_inner(), 4 * 100 * 2);
     }
 
     #[test]
