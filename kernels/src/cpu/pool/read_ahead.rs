@@ -4,7 +4,7 @@ use super::Pool;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Memory that a thread asks for while it has nothing to do, as addresses: what is next, and the end.
+/// A range of memory that a thread asks for while it has nothing to do, as addresses: what is next, and the end.
 #[derive(Default)]
 pub(super) struct ReadAhead {
     next: AtomicUsize,
@@ -32,16 +32,17 @@ impl ReadAhead {
 }
 
 impl Pool {
-    /// Gives threads memory to ask for while they wait for work, in place of what they had: `range(i, n)` are the addresses
-    /// for thread i of n. Thread i begins [`Pool::run_ranges`] with part i of n.
-    pub fn read_ahead(&self, range: impl Fn(usize, usize) -> Range<usize>) {
+    /// Gives threads memory to ask for while they wait for work, in place of what they had: `ranges(i, n)` are the addresses
+    /// for thread i of n, one range after the other. Thread i begins [`Pool::run_ranges`] with part i of n.
+    pub fn read_ahead(&self, ranges: impl Fn(usize, usize) -> [Range<usize>; 2]) {
         let threads = self.threads();
         for (thread, ahead) in self.shared.read_ahead.iter().take(threads).enumerate() {
-            let Range { start, end } = range(thread, threads);
-            // Nothing between the two stores, so that no mixture of two ranges is walked.
-            ahead.0.end.store(0, Ordering::Relaxed);
-            ahead.0.next.store(start, Ordering::Relaxed);
-            ahead.0.end.store(end, Ordering::Relaxed);
+            for (ahead, Range { start, end }) in ahead.0.iter().zip(ranges(thread, threads)) {
+                // Nothing between the two stores, so that no mixture of two ranges is walked.
+                ahead.end.store(0, Ordering::Relaxed);
+                ahead.next.store(start, Ordering::Relaxed);
+                ahead.end.store(end, Ordering::Relaxed);
+            }
         }
     }
 }
@@ -76,7 +77,10 @@ mod tests {
         for round in 0..100 {
             pool.read_ahead(|thread, threads| {
                 assert_eq!(threads, 3);
-                thread << 40..(thread << 40) + round * 1000
+                [0, 1].map(|half| {
+                    let start = (2 * thread + half) << 40;
+                    start..start + round * 1000
+                })
             });
             pool.run(7, |_| {});
         }

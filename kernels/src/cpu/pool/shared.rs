@@ -50,7 +50,7 @@ pub(super) struct Shared {
     /// For each worker: parked, or about to park.
     parked: Vec<Padded<AtomicBool>>,
     /// For each thread, the caller first.
-    pub(super) read_ahead: Vec<Padded<ReadAhead>>,
+    pub(super) read_ahead: Vec<Padded<[ReadAhead; 2]>>,
 }
 
 // SAFETY: everything but `job` is Sync by itself. `job` is written only while no chunk is pending (by the holder of
@@ -82,7 +82,7 @@ impl Shared {
             panicked: AtomicBool::new(false),
             shutdown: AtomicBool::new(false),
             parked: (0..num_workers).map(|_| Padded(AtomicBool::new(false))).collect(),
-            read_ahead: (0..=num_workers).map(|_| Padded(ReadAhead::default())).collect(),
+            read_ahead: (0..=num_workers).map(|_| Padded(<[ReadAhead; 2]>::default())).collect(),
         }
     }
 
@@ -183,7 +183,7 @@ impl Shared {
     /// A moment of waiting.
     fn idle(&self) {
         // A worker of a larger pool that runs a loop here has an index of its own pool, and no place in this one.
-        if !self.read_ahead.get(THREAD.get()).is_some_and(|ahead| ahead.0.step()) {
+        if !self.read_ahead.get(THREAD.get()).is_some_and(|ahead| ahead.0.iter().any(ReadAhead::step)) {
             std::hint::spin_loop();
         }
     }
