@@ -427,7 +427,7 @@ fn a_tune_file_of_an_older_format_is_told_and_replaced() {
     std::fs::write(path, "{\"version\": 1, \"numerics_class\": \"float32\", \"cells\": []}").unwrap();
     let refused = tune(&["--explain"]);
     let told = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && told.contains("format 1") && told.contains("`taper tune`"), "{told}");
+    assert!(!refused.status.success() && told.contains("format 1") && told.contains("run `taper tune"), "{told}");
     assert!(stdout(&measure()).starts_with("1 shape;"));
     assert!(tune(&["--explain"]).status.success());
 }

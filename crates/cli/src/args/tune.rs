@@ -43,11 +43,11 @@ pub(crate) struct TuneArgs {
     pub(crate) activations: ActivationsKind,
 
     /// With --check: numbers of rows.
-    #[arg(long, value_name = "M,...", value_delimiter = ',', default_values_t = ROWS, value_parser = positive, requires = "check", conflicts_with = "explain")]
+    #[arg(long, value_name = "M,...", value_delimiter = ',', default_values_t = ROWS, value_parser = positive, requires = "check", conflicts_with_all = ["explain", "reset"])]
     pub(crate) rows: Vec<usize>,
 
     /// With --check: print one JSON object per row instead of the table, or write them to FILE beside it.
-    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", requires = "check", conflicts_with = "explain")]
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", requires = "check", conflicts_with_all = ["explain", "reset"])]
     pub(crate) json: Option<PathBuf>,
 
     /// Forget what was measured for this processor, its instruction set and number of threads.
@@ -77,6 +77,7 @@ mod tests {
             "--explain --repeat 2",
             "--reset --repeat 2",
             "--reset --rows 1",
+            "--reset --json",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }
