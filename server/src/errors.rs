@@ -146,6 +146,11 @@ impl ApiError {
         Self::unavailable(message, "server_draining").retry_after(DRAINING_RETRY_S).closing()
     }
 
+    /// 503: too much of one kind of work is under way.
+    pub fn busy(reason: &str) -> Self {
+        Self::unavailable(reason.to_owned(), "busy").retry_after(1)
+    }
+
     /// 408: the request had its time, and the machine is too busy for it.
     pub fn timed_out(message: String) -> Self {
         Self::new(StatusCode::REQUEST_TIMEOUT, "timeout_error", message).code("request_timeout")

@@ -14,6 +14,7 @@ use taper_engine::{
     EngineError, EngineHandle, Event, EventStream, FinishReason, Request, SamplingParams, SubmitError, Timings,
     TokenLogprobs, Usage,
 };
+use taper_text::Grammar;
 use tokio::time::Sleep;
 
 use crate::errors::ApiError;
@@ -87,6 +88,8 @@ pub(crate) struct Generation {
     engine: EngineHandle,
     prompt_param: &'static str,
     sampling: SamplingParams,
+    /// One per prompt, if answers must have a form.
+    grammars: Vec<Grammar>,
     priority: i32,
     cache_salt: Option<String>,
     prompt_only: bool,
@@ -127,6 +130,7 @@ impl Generation {
             cache_salt: parameters.cache_salt.clone(),
             prompt_only: parameters.prompt_only,
             num_prompts: prompts.len(),
+            grammars: parameters.grammars.clone(),
             waiting: prompts.into_iter().enumerate().collect(),
             running: Vec::new(),
             turn: 0,
@@ -164,6 +168,7 @@ impl Generation {
             let request = Request {
                 prompt_tokens: tokens.clone(),
                 sampling: self.sampling.clone(),
+                grammar: self.grammars.get(prompt).cloned(),
                 priority: self.priority,
                 cache_salt: self.cache_salt.clone(),
                 timeout: None,
@@ -292,6 +297,8 @@ fn refusal(error: &EngineError, engine: &EngineHandle) -> ApiError {
         // What its handles hear when its thread dies.
         EngineError::Stopped if !engine.is_healthy() => ApiError::failed("the engine crashed; restart the server"),
         EngineError::Stopped => ApiError::draining(),
+        // The same request would fail again, so it is the client's to change.
+        EngineError::Grammar(reason) => ApiError::invalid("response_format", reason.clone()),
         EngineError::TimedOut(_) => ApiError::timed_out(error.to_string()),
         EngineError::Runner(_) | EngineError::Panicked(_) if !engine.is_healthy() => {
             ApiError::failed(&format!("its last steps failed: {error}"))

@@ -18,6 +18,8 @@ mod body;
 mod errors;
 mod fields;
 mod generation;
+// Becomes part of `parameters` with sampling under a mask.
+mod grammar_fields;
 mod io_timeout;
 mod middleware;
 mod parameters;

@@ -6,9 +6,11 @@
 
 use serde_json::Value;
 use taper_engine::SamplingParams;
+use taper_text::{Grammar, GrammarError, GrammarSpec};
 
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
+use crate::grammar_fields;
 use crate::limits::{MAX_CHOICES, MAX_SALT_BYTES, MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS};
 use crate::state::{Served, ServerState};
 use crate::token_fields::{bad_words, logit_bias, token_ids};
@@ -26,6 +28,10 @@ pub(crate) struct Parameters {
     pub(crate) num_choices: usize,
     /// Nothing is asked for but what is told of the prompt (`max_tokens` 0).
     pub(crate) prompt_only: bool,
+    /// The form that every answer must have.
+    pub(crate) form: Option<GrammarSpec>,
+    /// The same for each prompt, compiled; empty without a form.
+    pub(crate) grammars: Vec<Grammar>,
     /// vLLM's `priority`: lower is served earlier.
     pub(crate) priority: i32,
     /// vLLM's `cache_salt`: cached prompts are shared only under the same one.
@@ -49,10 +55,10 @@ impl Parameters {
         let details = Details::take(fields)?;
         let n = fields.integer("n", 1..=MAX_CHOICES as i64)?.map_or(1, count);
         let sampling = SamplingParams {
+            logit_bias: logit_bias(fields)?,
             repetition_penalty: vllms.or(llama_cpps).unwrap_or(1.0),
             frequency_penalty: number(fields, "frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0),
             presence_penalty: number(fields, "presence_penalty", -2.0, 2.0)?.unwrap_or(0.0),
-            logit_bias: logit_bias(fields)?,
             // An empty list restricts nothing, as a client that always sends the field means it.
             allowed_token_ids: token_ids(fields, "allowed_token_ids")?.filter(|tokens| !tokens.is_empty()),
             bad_words: bad_words(fields, &served.model.tokenizer)?,
@@ -75,6 +81,7 @@ impl Parameters {
         };
         let priority = fields.integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?.map_or(0, |p| p as i32);
         let cache_salt = cache_salt(fields)?;
+        let form = grammar_fields::take(fields)?;
         let stream = fields.boolean("stream")?.unwrap_or(false);
         let include_usage = match fields.object("stream_options")? {
             Some(mut options) => options.boolean("include_usage")?.unwrap_or(false),
@@ -84,7 +91,29 @@ impl Parameters {
             let message = "prompt_logprobs is not available in a stream; leave out stream";
             return Err(ApiError::invalid("prompt_logprobs", message));
         }
-        Ok(Self { sampling, stream, include_usage, details, num_choices: n, prompt_only: false, priority, cache_salt })
+        Ok(Self {
+            sampling,
+            stream,
+            include_usage,
+            details,
+            num_choices: n,
+            prompt_only: false,
+            form,
+            grammars: Vec::new(),
+            priority,
+            cache_salt,
+        })
+    }
+
+    /// Compiles the form that answers to `prompts` must have, if there is one. Blocks, up to some seconds for a hostile one.
+    pub(crate) fn compile(&mut self, served: &Served, prompts: &[Vec<u32>]) -> Result<(), ApiError> {
+        let Some(form) = &self.form else { return Ok(()) };
+        let compiled = prompts.iter().map(|prompt| served.grammars.compile(form, prompt)).collect::<Result<_, _>>();
+        self.grammars = compiled.map_err(|error| match error {
+            GrammarError::Busy => ApiError::busy(&error.to_string()),
+            error => ApiError::invalid("response_format", error.to_string()),
+        })?;
+        Ok(())
     }
 
     /// Refuses what has no meaning together.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use taper_engine::EngineHandle;
-use taper_text::{ChatTemplate, Tokenizer};
+use taper_text::{ChatTemplate, GrammarCompiler, Tokenizer};
 use tokio::sync::watch;
 
 use crate::errors::ApiError;
@@ -37,6 +37,8 @@ pub(crate) struct Served {
     pub(crate) model: ServedModel,
     /// Bytes of the longest token: no text of more than `context_len` times this can fit.
     pub(crate) longest_token_bytes: usize,
+    /// Compiles the forms that requests ask for.
+    pub(crate) grammars: Arc<GrammarCompiler>,
 }
 
 impl Served {
@@ -102,7 +104,12 @@ impl ServerState {
         let vocab_size = u32::try_from(model.tokenizer.vocab_size()).unwrap_or(u32::MAX);
         let longest_token_bytes =
             (0..vocab_size).filter_map(|id| model.tokenizer.token_text(id)).map(str::len).max().unwrap_or(1);
-        self.set_phase(Phase::Ready(Arc::new(Served { model, longest_token_bytes })));
+        let grammars = Arc::new(GrammarCompiler::new(Arc::clone(&model.tokenizer)));
+        let prepared = Arc::clone(&grammars);
+        // The first request with a form should not wait for the vocabulary; if no thread can be had, it does.
+        let _ =
+            std::thread::Builder::new().name("taper-grammar-vocabulary".to_owned()).spawn(move || prepared.prepare());
+        self.set_phase(Phase::Ready(Arc::new(Served { model, longest_token_bytes, grammars })));
     }
 
     /// Other names of the served model that requests may use, besides its id and "default".

@@ -43,9 +43,6 @@ fn one(value: &Value) -> bool {
 fn at_most_one(value: &Value) -> bool {
     zero(value) || one(value)
 }
-fn plain_text(value: &Value) -> bool {
-    value.get("type").and_then(Value::as_str) == Some("text")
-}
 fn only_text(value: &Value) -> bool {
     empty(value) || value.as_array().is_some_and(|kinds| kinds.iter().all(|kind| kind == "text"))
 }
@@ -66,7 +63,6 @@ const UNSUPPORTED: &[Row] = &[
     Row("tool_choice", no_forced_tool),
     Row("functions", empty),
     Row("function_call", no_forced_tool),
-    Row("response_format", plain_text),
     // Of the chat endpoint alone.
     Row("top_logprobs", zero),
     // Of the completions endpoint alone.
@@ -90,19 +86,10 @@ const UNSUPPORTED: &[Row] = &[
     Row("truncate_prompt_tokens", never),
     Row("prompt_embeds", empty),
     Row("logits_processors", empty),
-    Row("structured_outputs", empty),
-    Row("guided_json", empty),
-    Row("guided_regex", empty),
-    Row("guided_choice", empty),
-    Row("guided_grammar", empty),
     Row("chat_template", never),
     Row("documents", empty),
-    Row("regex", empty),
-    Row("ebnf", empty),
     // llama.cpp
     Row("n_predict", never),
-    Row("grammar", empty),
-    Row("json_schema", empty),
     Row("top_n_sigma", |value| value.as_f64().is_some_and(|sigma| sigma <= 0.0)),
     Row("mirostat", zero),
     Row("xtc_probability", zero),
@@ -197,7 +184,7 @@ mod tests {
     #[test]
     fn values_that_mean_off_are_accepted() {
         let body = json!({
-            "tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "top_logprobs": 0, "best_of": 1,
+            "tools": [], "tool_choice": "auto", "top_logprobs": 0, "best_of": 1,
             "suffix": "", "echo": false, "modalities": ["text"], "skip_special_tokens": true, "length_penalty": 1.0,
         });
         assert_eq!(check(body).unwrap(), Vec::<String>::new());

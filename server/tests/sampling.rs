@@ -382,3 +382,41 @@ async fn an_echo_with_log_probabilities_lists_prompt_and_answer() {
         assert_eq!(list("token_logprobs")[0], Value::Null);
     }
 }
+
+#[tokio::test]
+async fn an_echo_tells_of_a_prompt_what_was_told_when_it_was_generated() {
+    let state = chaotic();
+    let first = json!({ "prompt": bytes_of("one"), "logprobs": 2, "temperature": 0, "max_tokens": 20 });
+    let first = complete(&state, first).await.json();
+    let generated = &first["choices"][0];
+    let prompt = format!("one{}", generated["text"].as_str().unwrap());
+    for (max_tokens, stream) in [(0, false), (1, false), (0, true), (1, true)] {
+        let fields = json!({
+            "prompt": [bytes_of(&prompt)], "logprobs": 2, "echo": true, "max_tokens": max_tokens, "temperature": 0,
+            "stream": stream, "seed": 1,
+        });
+        let answer = complete(&state, fields).await;
+        let parts = if stream { answer.chunks() } else { vec![answer.json()] };
+        for name in ["tokens", "token_logprobs", "top_logprobs"] {
+            let lists = parts.iter().filter_map(|part| part["choices"][0]["logprobs"][name].as_array());
+            let all: Vec<Value> = lists.flatten().cloned().collect();
+            assert_eq!(all.len(), 23 + max_tokens, "{name}");
+            assert_eq!(Value::from(all[3..23].to_vec()), generated["logprobs"][name]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn log_probabilities_of_the_prompt_are_told_on_both_endpoints() {
+    let state = chaotic();
+    let body = complete(&state, json!({ "prompt_logprobs": 1 })).await.json();
+    let told = body["choices"][0]["prompt_logprobs"].as_array().unwrap();
+    assert_eq!((told.len(), &told[0]), (4, &Value::Null));
+    let of_n = &told[1]["110"];
+    check_keys(of_n, &["logprob", "rank", "decoded_token"]);
+    assert_eq!(of_n["decoded_token"], "n");
+    let body = chat(&state, json!({ "prompt_logprobs": 0, "max_tokens": 1 })).await.json();
+    let told = body["prompt_logprobs"].as_array().unwrap();
+    assert_eq!(told.len() as u64, body["usage"]["prompt_tokens"].as_u64().unwrap());
+    assert_eq!(told[1].as_object().unwrap().len(), 1);
+}

@@ -82,7 +82,6 @@ async fn what_is_not_there_yet_is_refused_by_its_name() {
         ("tools", json!([{ "type": "function" }])),
         ("tool_choice", json!("required")),
         ("functions", json!([{}])),
-        ("response_format", json!({ "type": "json_object" })),
         ("best_of", json!(2)),
         ("echo", json!(true)),
         ("audio", json!({})),
@@ -90,7 +89,6 @@ async fn what_is_not_there_yet_is_refused_by_its_name() {
         ("prediction", json!({})),
         ("length_penalty", json!(1.1)),
         ("n_predict", json!(5)),
-        ("guided_json", json!({ "type": "object" })),
     ] {
         check_chat_refused(json!({ field: value }), field, field).await;
         let answer = chat(&state(), json!({ field: value })).await;

@@ -6,10 +6,10 @@ use crate::output;
 use crate::progress::Bars;
 use crate::tune_file;
 use anyhow::{Context, Result};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use taper_checkpoint::Checkpoint;
-use taper_engine::{Engine, EngineConfig, EngineHandle, ModelRunner, Runner};
+use taper_engine::{DiskCache, Engine, EngineConfig, EngineHandle, ModelRunner, Runner, file_digest};
 use taper_hub::{Hub, ModelName, Progress, ResolvedModel};
 use taper_kernels::{BLOCK_SIZE, Backend, Cpu, CpuConfig, Reference};
 use taper_models::{Llama, LoadOptions, ModelConfig};
@@ -99,14 +99,18 @@ fn load<B: Backend, T: ModelTask>(
 pub(crate) fn load_engine(
     args: &ModelArgs,
     context: &ContextArgs,
-    kv_cache_size: Option<usize>,
+    engine: &EngineArgs,
     config: EngineConfig,
     progress: &dyn Progress,
 ) -> Result<Loaded> {
-    struct IntoRunner;
+    /// With the digest of its file, where its blocks are to outlive it.
+    struct IntoRunner(Option<String>);
     impl ModelTask for IntoRunner {
         type Output = (Box<dyn Runner>, &'static str);
-        fn run<B: Backend>(self, model: Llama<B>) -> Result<Self::Output> {
+        fn run<B: Backend>(self, mut model: Llama<B>) -> Result<Self::Output> {
+            if let Some(digest) = self.0 {
+                model.set_file_digest(digest);
+            }
             let numerics_class = model.backend().info().numerics_class;
             Ok((Box::new(ModelRunner(model)), numerics_class))
         }
@@ -130,24 +134,30 @@ pub(crate) fn load_engine(
         context_len: context.ctx,
         num_blocks: context
             .ctx
-            .filter(|_| config.max_batch == 1 && kv_cache_size.is_none())
+            .filter(|_| config.max_batch == 1 && engine.kv_cache_size.is_none())
             .map(|len| len.min(made_for).div_ceil(BLOCK_SIZE)),
-        kv_cache_bytes: kv_cache_size,
+        kv_cache_bytes: engine.kv_cache_size,
         // A single sequence has rows for its guesses.
         max_logit_rows: config.max_batch.max(16),
         max_rows: LoadOptions::default().max_rows.max(config.max_batch),
         attention: args.attention.scheme(),
         ..LoadOptions::default()
     };
-    let (runner, numerics_class) = with_model(args, &checkpoint, options, progress, IntoRunner)?;
-    let engine = Engine::start(runner, Arc::clone(&tokenizer), config);
+    let digest = engine.cache_dir.as_deref().map(|folder| file_digest(&path, folder)).transpose();
+    let digest = digest.with_context(|| format!("cannot read {}", path.display()))?;
+    let (runner, numerics_class) = with_model(args, &checkpoint, options, progress, IntoRunner(digest))?;
+    let open = |folder: &PathBuf| {
+        DiskCache::open(folder, &runner.identity(), runner.block_bytes(), engine.cache_dir_size as u64)
+    };
+    let disk = engine.cache_dir.as_ref().map(open).transpose().context("cannot use --cache-dir")?;
+    let engine = Engine::start_with_disk(runner, Arc::clone(&tokenizer), config, disk);
     Ok(Loaded { id, tokenizer, template, engine, numerics_class })
 }
 
 /// [`load_engine`] for one user at a terminal.
 pub(crate) fn load_for_one(args: &ModelArgs, context: &ContextArgs, engine: &EngineArgs) -> Result<Loaded> {
     let config = EngineConfig { max_batch: 1, speculation: engine.speculation.into(), ..EngineConfig::default() };
-    load_engine(args, context, engine.kv_cache_size, config, &Bars::new())
+    load_engine(args, context, engine, config, &Bars::new())
 }
 
 /// `--chat-template`: the name of a built-in template, else a file.

@@ -200,6 +200,23 @@ impl BlockManager {
         Some(block)
     }
 
+    /// Counts an idle block as used just now.
+    pub fn refresh(&mut self, hash: &BlockHash) {
+        if let Some(block) = self.prefixes.get(hash)
+            && matches!(self.uses[block as usize], Use::Idle { .. })
+        {
+            self.hold(block);
+            self.let_go(block);
+        }
+    }
+
+    /// Takes the name of a block away that nobody holds, because its contents are not what the name says.
+    pub fn forget(&mut self, block: u32) {
+        self.hold(block);
+        self.prefixes.evict(block);
+        self.let_go(block);
+    }
+
     /// Takes all blocks of `table` back.
     pub fn release(&mut self, table: &mut BlockTable) {
         // Last blocks first: the next sequence gets blank ones in the same order, and of idle ones the ends of prompts go

@@ -64,6 +64,9 @@ pub enum EngineError {
         /// What was found.
         reason: String,
     },
+    /// The form that was asked for cannot be kept.
+    #[error("{0}")]
+    Grammar(String),
     /// It took longer than it was given.
     #[error("the request was not done {0} s after it was submitted, which is its time limit")]
     TimedOut(f64),

@@ -1,6 +1,7 @@
 //! What clients hold: [`EngineHandle`], shared by all. What it checks at the door is in `submit`.
 
 use crate::block_manager::BlockManager;
+use crate::disk_cache::DiskCache;
 use crate::requests::Submission;
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::worker::{Command, Worker};
@@ -77,6 +78,8 @@ pub struct EngineStatus {
     pub cached_tokens: u64,
     /// Tokens of full blocks of prompts: what the prefix cache was asked for.
     pub cacheable_tokens: u64,
+    /// Blocks of the KV cache that were read from disk.
+    pub restored_blocks: u64,
     /// Times that guesses of a sequence were verified.
     pub guessed_steps: u64,
     /// Guessed tokens that were verified.
@@ -134,6 +137,19 @@ impl Engine {
     /// # Panics
     /// When the runner's limits have a zero in them.
     pub fn start(runner: Box<dyn Runner>, tokenizer: Arc<Tokenizer>, config: EngineConfig) -> EngineHandle {
+        Engine::start_with_disk(runner, tokenizer, config, None)
+    }
+
+    /// [`Engine::start`] with a prefix cache on disk, opened for the [`Runner::identity`] of this runner.
+    ///
+    /// # Panics
+    /// When the runner's limits have a zero in them.
+    pub fn start_with_disk(
+        runner: Box<dyn Runner>,
+        tokenizer: Arc<Tokenizer>,
+        config: EngineConfig,
+        disk: Option<DiskCache>,
+    ) -> EngineHandle {
         let mut limits = runner.limits();
         let RunnerLimits { context_len, num_blocks, block_size, vocab_size, max_rows, max_logit_rows } = limits;
         assert!(
@@ -157,7 +173,7 @@ impl Engine {
         let kv_cache_bytes = num_blocks.saturating_mul(runner.block_bytes());
         let (commands, receiver) = channel();
         let (ends, ended) = watch::channel(());
-        let worker = Worker::new(runner, tokenizer, scheduler, config, receiver, Arc::clone(&shared));
+        let worker = Worker::new(runner, tokenizer, scheduler, config, disk, receiver, Arc::clone(&shared));
         let thread = std::thread::Builder::new().name("taper-engine".to_owned()).spawn(move || {
             // Dropped when the thread ends, which is what `drained` waits for.
             let _ends = ends;

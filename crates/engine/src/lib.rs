@@ -10,7 +10,9 @@
 
 mod block_hash;
 mod block_manager;
+mod disk_cache;
 mod event;
+mod grammar;
 mod handle;
 mod model_runner;
 mod pace;
@@ -27,7 +29,9 @@ mod worker;
 
 pub use block_hash::BlockHash;
 pub use block_manager::{BlockCopy, BlockManager, BlockTable, Miss, NamedBlock};
+pub use disk_cache::{DiskCache, DiskCacheError, DiskCacheStats, file_digest};
 pub use event::{EngineError, Event, EventStream, FinishReason, Timings, Usage};
+pub use grammar::{MaskError, MaskTimes, MaskWorker, Masked};
 pub use handle::{Engine, EngineConfig, EngineHandle, EngineStatus, Speculation};
 pub use model_runner::ModelRunner;
 pub use pace::ItlTarget;

@@ -19,14 +19,14 @@ pub struct InvalidParam {
 /// How the next token is chosen and when a sequence ends. The order in which the first group applies is in `sampler`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
+    /// Added to the logits of these tokens.
+    pub logit_bias: Vec<(u32, f32)>,
     /// Divides the logit of a token that the prompt or the generated text holds (multiplies it, if it is negative); 1 is off.
     pub repetition_penalty: f32,
     /// Subtracted from a token's logit for each time that it was generated; 0 is off.
     pub frequency_penalty: f32,
     /// Subtracted from a token's logit when it was generated before; 0 is off.
     pub presence_penalty: f32,
-    /// Added to the logits of these tokens.
-    pub logit_bias: Vec<(u32, f32)>,
     /// The only tokens that may be chosen; without it, all.
     pub allowed_token_ids: Option<Vec<u32>>,
     /// Sequences of tokens that must not be generated.
@@ -68,10 +68,10 @@ pub struct SamplingParams {
 impl Default for SamplingParams {
     fn default() -> Self {
         SamplingParams {
+            logit_bias: Vec::new(),
             repetition_penalty: 1.0,
             frequency_penalty: 0.0,
             presence_penalty: 0.0,
-            logit_bias: Vec::new(),
             allowed_token_ids: None,
             bad_words: Vec::new(),
             min_tokens: 0,

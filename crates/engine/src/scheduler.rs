@@ -144,7 +144,7 @@ impl Scheduler {
     /// A second sequence that has the tokens of an entry's sequence, just computed to their end, and goes on with `chosen`.
     /// To be called before the entry is reported with [`Scheduler::advance`]. It shares the blocks and runs at once if the
     /// batch has room, else it waits, without blocks.
-    pub fn fork(&mut self, entry: &StepEntry, id: SequenceId, chosen: u32) {
+    pub fn fork(&mut self, entry: &StepEntry, id: SequenceId, chosen: &[u32]) {
         let from = &self.sequences[&entry.sequence];
         assert_eq!(
             entry.tokens.end,
@@ -156,7 +156,7 @@ impl Scheduler {
         if is_running {
             state.begin(self.blocks.fork(&from.blocks), entry.tokens.end);
         }
-        state.push(chosen);
+        chosen.iter().for_each(|&token| state.push(token));
         state.publish(&mut self.blocks);
         let ranks = if is_running { &mut self.running } else { &mut self.waiting };
         ranks.insert((state.priority, id));
@@ -178,8 +178,9 @@ impl Scheduler {
     }
 
     /// Records that an entry is computed. `chosen` are the tokens that follow the known ones, if the entry reached their
-    /// end; the first `num_right` of them are what had been guessed, so they are computed as well.
-    pub fn advance(&mut self, entry: &StepEntry, chosen: &[u32], num_right: usize) {
+    /// end; the first `num_right` of them are what had been guessed, so they are computed as well. Returns which blocks of the
+    /// sequence, by place in its table, are full and computed since.
+    pub fn advance(&mut self, entry: &StepEntry, chosen: &[u32], num_right: usize) -> Range<usize> {
         assert!(num_right <= entry.num_guesses.min(chosen.len()), "{num_right} right guesses of {entry:?}");
         let state = self.state_mut(entry.sequence);
         assert_eq!(entry.tokens.start, state.num_computed, "tokens are computed in order");
@@ -188,7 +189,7 @@ impl Scheduler {
         state.num_guesses = 0;
         chosen.iter().for_each(|&token| state.push(token));
         let state = self.sequences.get_mut(&entry.sequence).expect("looked up above");
-        state.publish(&mut self.blocks);
+        state.publish(&mut self.blocks)
     }
 
     /// Whether the last token of an entry of the latest step is the last known one, so that its logits choose the next.

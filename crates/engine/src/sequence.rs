@@ -1,9 +1,10 @@
 //! One choice of a request while it is generated: its tokens, and the way from a new token to text.
 
+use crate::grammar::Masked;
 use crate::speculation::{Acceptance, Guess, Lookup};
 use crate::{Event, FinishReason, Sampled, Sampler, SamplingParams, TokenLogprobs};
 use std::sync::Arc;
-use taper_text::{Detokenizer, StopMatcher, StopOutput, Tokenizer};
+use taper_text::{BitMask, Detokenizer, Grammar, StopMatcher, StopOutput, Tokenizer};
 
 /// A sequence of tokens, known from the left; the scheduler keeps how many of them are computed.
 pub(crate) struct Sequence {
@@ -19,6 +20,8 @@ pub(crate) struct Sequence {
     pub(crate) lookup: Lookup,
     /// How good they are.
     pub(crate) acceptance: Acceptance,
+    /// The form that its text must have.
+    pub(crate) form: Option<Form>,
     choice: usize,
     max_len: usize,
     prompt_len: usize,
@@ -33,6 +36,16 @@ pub(crate) struct Sequence {
     // Tokens that no event has carried yet, and their log-probabilities.
     unsent: Vec<u32>,
     unsent_logprobs: Vec<TokenLogprobs>,
+}
+
+/// Where the grammar of a sequence is.
+pub(crate) enum Form {
+    /// Here; the masks are memory to be used again.
+    Idle(Grammar, Vec<BitMask>),
+    /// With the thread that computes masks.
+    Asked,
+    /// Here, with masks of what may come next.
+    Ready(Masked),
 }
 
 /// What a new token did to its sequence.
@@ -66,6 +79,7 @@ impl Sequence {
             guess: Guess::default(),
             lookup,
             acceptance: Acceptance::default(),
+            form: None,
             choice,
             max_len,
             min_tokens: params.min_tokens,
@@ -80,9 +94,9 @@ impl Sequence {
         }
     }
 
-    /// Appends a generated token and says what follows from it. A sequence whose client asked for log-probabilities takes
-    /// no token without them.
-    pub(crate) fn accept(&mut self, sampled: Sampled) -> Accepted {
+    /// Appends a generated token and says what follows from it; `completes` when nothing may follow. A sequence whose client
+    /// asked for log-probabilities takes no token without them.
+    pub(crate) fn accept(&mut self, sampled: Sampled, completes: bool) -> Accepted {
         let Sampled { token, logprobs } = sampled;
         self.sampler.accept(token);
         self.tokens.push(token);
@@ -96,7 +110,7 @@ impl Sequence {
         if shown.matched.is_some() {
             return self.finished_event(FinishReason::Stop, shown.text);
         }
-        if is_end {
+        if is_end || completes {
             return self.finish(FinishReason::Stop, shown.text);
         }
         if self.tokens.len() >= self.max_len {

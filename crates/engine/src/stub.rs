@@ -12,7 +12,10 @@
 //! assert_eq!(runner.limits().vocab_size, 256);
 //! ```
 
+mod key;
+
 use crate::{LogitsBuffer, Runner, RunnerError, RunnerLimits};
+use key::{Key, keys};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -117,41 +120,6 @@ impl Drop for Grenade {
     fn drop(&mut self) {
         panic!("the stub ends its thread");
     }
-}
-
-/// What the stub keeps of a token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Key {
-    token: u32,
-    /// Of the sequence up to this token: a real key depends on all of them.
-    past: u64,
-}
-
-impl Key {
-    const BYTES: usize = 12;
-
-    /// A slot that was never written has a token that no vocabulary has.
-    fn to_bytes(key: Option<Key>) -> [u8; Key::BYTES] {
-        let Key { token, past } = key.unwrap_or(Key { token: u32::MAX, past: 0 });
-        let mut bytes = [0; Key::BYTES];
-        bytes[..4].copy_from_slice(&token.to_le_bytes());
-        bytes[4..].copy_from_slice(&past.to_le_bytes());
-        bytes
-    }
-
-    fn from_bytes(bytes: [u8; Key::BYTES]) -> Option<Key> {
-        let [a, b, c, d, past @ ..] = bytes;
-        let token = u32::from_le_bytes([a, b, c, d]);
-        (token != u32::MAX).then_some(Key { token, past: u64::from_le_bytes(past) })
-    }
-}
-
-/// The keys of a sequence: digests are FNV-1a over tokens.
-fn keys(tokens: &[u32]) -> impl Iterator<Item = Key> {
-    tokens.iter().scan(0xcbf2_9ce4_8422_2325_u64, |past, &token| {
-        *past = (*past ^ u64::from(token)).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
-        Some(Key { token, past: *past })
-    })
 }
 
 type Model = Box<dyn FnMut(&[u32], &mut [f32]) + Send>;
@@ -295,9 +263,10 @@ impl StubRunner {
         }
     }
 
-    /// Checks that every key that the slice sees was computed after the tokens that it sees before it.
+    /// Checks that the slice's tokens are still there, and that every key that it sees was computed after the tokens that it
+    /// sees before it.
     fn check_pasts(&self, slice: &SequenceSlice<'_>, tokens: &[u32]) {
-        assert_eq!(&tokens[slice.start..], slice.tokens, "another sequence wrote to the same block");
+        assert!(tokens.ends_with(slice.tokens), "{:?} were overwritten in the same step", slice.tokens);
         for (position, key) in keys(tokens).enumerate() {
             let is_own = self.cache[self.slot(slice, position)] == Some(key);
             assert!(
@@ -398,60 +367,4 @@ impl Runner for StubRunner {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::panic::{AssertUnwindSafe, catch_unwind};
-
-    /// Counts upwards; blocks of four.
-    fn runner() -> StubRunner {
-        let limits = RunnerLimits { context_len: 16, num_blocks: 8, block_size: 4, ..stub_limits(100) };
-        StubRunner::new(limits, |tokens| tokens[tokens.len() - 1] + 1)
-    }
-
-    /// Computes `tokens` from position `start` on.
-    fn run(runner: &mut StubRunner, tokens: &[u32], start: usize, block_table: &[u32]) {
-        let slice = SequenceSlice { tokens, start, block_table, logits: LogitRows::Last };
-        runner.run(&[slice], &mut LogitsBuffer::new(100)).unwrap();
-    }
-
-    /// What it says when it panics.
-    fn refused(runner: &mut StubRunner, tokens: &[u32], start: usize, block_table: &[u32]) -> String {
-        let panicked = catch_unwind(AssertUnwindSafe(|| run(runner, tokens, start, block_table))).unwrap_err();
-        panicked.downcast_ref::<String>().unwrap().clone()
-    }
-
-    #[test]
-    fn moved_blocks_serve_the_past_they_were_computed_after_and_no_other() {
-        let mut runner = runner();
-        run(&mut runner, &[1, 2, 3, 4, 5, 6, 7, 8, 9], 0, &[0, 1, 2]);
-        runner.copy_block(1, 5).unwrap();
-        run(&mut runner, &[10], 8, &[0, 5, 3]);
-        let mut bytes = Vec::new();
-        runner.export_block(1, &mut bytes).unwrap();
-        assert_eq!(bytes.len(), runner.block_bytes());
-        runner.import_block(6, &bytes).unwrap();
-        run(&mut runner, &[11], 8, &[0, 6, 3]);
-        assert!(runner.import_block(6, &bytes[1..]).is_err());
-
-        run(&mut runner, &[9, 9, 9, 9], 0, &[4]);
-        let why = refused(&mut runner, &[12], 8, &[4, 1, 3]);
-        assert!(why.contains("position 4 was computed after other tokens"), "{why}");
-        let why = refused(&mut runner, &[12], 8, &[0, 7, 3]);
-        assert!(why.contains("position 4 was never computed"), "{why}");
-    }
-
-    #[test]
-    fn a_block_that_two_sequences_write_is_noticed() {
-        let mut runner = runner();
-        run(&mut runner, &[1, 2, 3], 0, &[0]);
-        let slice = |token: &'static [u32]| SequenceSlice {
-            tokens: token,
-            start: 3,
-            block_table: &[0],
-            logits: LogitRows::Last,
-        };
-        let step = [slice(&[4]), slice(&[5])];
-        let both = AssertUnwindSafe(|| runner.run(&step, &mut LogitsBuffer::new(100)));
-        assert!(catch_unwind(both).is_err());
-    }
-}
+mod tests;

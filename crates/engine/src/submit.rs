@@ -2,14 +2,17 @@
 
 use crate::{InvalidParam, RunnerLimits, SamplingParams};
 use std::time::Duration;
+use taper_text::Grammar;
 
 /// A prompt to continue.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Request {
     /// The prompt; at least one token, and room for one more in the context.
     pub prompt_tokens: Vec<u32>,
     /// How to continue it.
     pub sampling: SamplingParams,
+    /// The form that every choice must have, before its first token.
+    pub grammar: Option<Grammar>,
     /// Lower is served earlier; 0 is usual.
     pub priority: i32,
     /// Prompts share cached blocks only with prompts of the same salt.

@@ -1,5 +1,5 @@
-//! What tests of several crates share: seeded randomness, tolerance checks, a GGUF writer, tiny seeded models, and
-//! hostile files made from them.
+//! What tests of several crates share: seeded randomness, tolerance checks, a GGUF writer, tiny seeded models,
+//! hostile files made from them, and seeded JSON schemas.
 //!
 //! It depends on none of our crates, so that what it writes is an independent opinion on the format.
 #![forbid(unsafe_code)]
@@ -11,6 +11,7 @@ pub mod hostile;
 mod lies;
 pub mod quantize;
 pub mod rng;
+pub mod schemas;
 pub mod thin;
 pub mod tiny;
 pub mod vocab;

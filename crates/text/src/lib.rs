@@ -5,6 +5,8 @@
 //! - [`ChatTemplate`] turns messages into the one text that a chat model was trained on.
 //! - [`Prompt`] keeps the template's control tokens apart from the same characters in messages.
 //! - [`Detokenizer`] turns generated tokens back into text as they come, never half a character.
+//! - [`GrammarCompiler`] turns a JSON schema, a regular expression or a grammar into a [`Grammar`] that says which tokens
+//!   may come next.
 //! - [`StopMatcher`] watches that text for stop strings across chunk borders.
 //!
 //! llama.cpp is the yardstick: the same vocabulary gives the same ids. What a token means to the network, and when to
@@ -16,6 +18,7 @@ mod chat_template;
 mod detokenizer;
 mod end_of_generation;
 mod error;
+mod grammar;
 mod json;
 mod pre_tokenizer;
 mod prompt;
@@ -31,14 +34,16 @@ mod vocabulary;
 pub use chat_template::{ChatMessage, ChatTemplate, RenderContext, TemplateError};
 pub use detokenizer::Detokenizer;
 pub use error::Error;
+pub use grammar::{BitMask, Grammar, GrammarCompiler, GrammarError, GrammarSpec};
 pub use pre_tokenizer::supported_names as supported_pre_tokenizers;
 pub use prompt::Prompt;
 pub use stop_matcher::{StopMatcher, StopOutput};
 pub use tokenizer::{EncodeOptions, Tokenizer};
 
-/// Tokenizer and template are made once and shared between request threads.
+/// These are made once and shared between request threads.
 const _: fn() = || {
     fn shared_between_threads<T: Send + Sync>() {}
     shared_between_threads::<Tokenizer>();
     shared_between_threads::<ChatTemplate>();
+    shared_between_threads::<GrammarCompiler>();
 };

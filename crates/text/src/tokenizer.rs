@@ -146,6 +146,14 @@ impl Tokenizer {
         Ok(self.with_bos(writer.ids, options.add_bos))
     }
 
+    /// The tokens of a stretch of text that continues another: no blank is put before it, no control token parsed.
+    pub(crate) fn encode_inner(&self, text: &str) -> Result<Vec<u32>, Error> {
+        let mut writer = Writer::new(self, text.len());
+        writer.starts_text = false;
+        writer.push(&self.special.split(text, false))?;
+        Ok(writer.ids)
+    }
+
     /// The tokens of a conversation: control tokens where the template wrote them, text where a message did.
     pub fn encode_prompt(&self, prompt: &Prompt, add_bos: bool) -> Result<Vec<u32>, Error> {
         let mut writer = Writer::new(self, prompt.marked.len());

@@ -1,6 +1,7 @@
 //! The determinism contract: what comes out for a row does not depend on the other rows of its step, on how its sequence
 //! was cut into steps, on threads, or on the instruction set. Bits are compared.
 
+use crate::blocks;
 use crate::fixture::{How, Sequences, download, no_rope, to_bits, upload};
 use crate::operations::{add_norm_of, norm_of, qk_norm_of, silu_of};
 use std::ops::Range;
@@ -269,5 +270,7 @@ pub(crate) fn of_every_operation<B: Backend>(backend: &B) -> Vec<(String, Vec<u3
             }
         }
     }
+    let block = |dtype| (format!("export_kv_block, {dtype:?}"), blocks::exported(backend, dtype));
+    results.extend(blocks::DTYPES.map(block));
     results
 }

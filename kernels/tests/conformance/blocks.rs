@@ -5,7 +5,7 @@ use crate::fixture::{How, Sequences, no_rope, to_bits};
 use taper_kernels::{BLOCK_SIZE, Backend, Error, HeadLayout, KvDtype, KvLayout};
 use taper_testkit::rng::SplitMix;
 
-const DTYPES: [KvDtype; 4] = [KvDtype::F16, KvDtype::BF16, KvDtype::F32, KvDtype::Q8_0];
+pub(crate) const DTYPES: [KvDtype; 4] = [KvDtype::F16, KvDtype::BF16, KvDtype::F32, KvDtype::Q8_0];
 /// Two whole blocks and a part of a third.
 const LEN: usize = 2 * BLOCK_SIZE + 9;
 
@@ -24,6 +24,14 @@ fn sequences<B: Backend>(backend: &B, dtype: KvDtype) -> (Sequences, B::KvCache)
     let mut cache = sequences.cache(backend);
     sequences.store(backend, &mut cache, &no_rope(), &[(0, 0..LEN)]);
     (sequences, cache)
+}
+
+/// The bytes of a whole block, which another instruction set may go on with.
+pub(crate) fn exported<B: Backend>(backend: &B, dtype: KvDtype) -> Vec<u32> {
+    let (sequences, cache) = sequences(backend, dtype);
+    let mut bytes = Vec::new();
+    backend.export_kv_block(&cache, sequences.block_tables[0][1], &mut bytes);
+    bytes.into_iter().map(u32::from).collect()
 }
 
 /// Attention of the last row of a sequence, in every way: its own block is written again, the others are read.

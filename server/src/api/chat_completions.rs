@@ -58,6 +58,7 @@ fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared
     let variables = template_variables(&mut fields)?;
     let ignored = unsupported::check_rest(fields, state)?;
     let prompt = prompt::encode_chat(served, &messages, variables)?;
+    parameters.compile(served, std::slice::from_ref(&prompt))?;
     Ok(Prepared { parameters, prompt, ignored })
 }
 

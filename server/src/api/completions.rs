@@ -75,6 +75,7 @@ fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared
             echoes.push(text);
         }
     }
+    parameters.compile(served, &tokens)?;
     let shape = Completion::new(&served.model.tokenizer, &parameters, &tokens, echoes);
     Ok(Prepared { parameters, prompts: tokens, shape, ignored })
 }

@@ -1,6 +1,7 @@
 //! What the engine is told: how much it may remember, and how it shares the machine.
 
 use clap::{Args, ValueEnum};
+use std::path::PathBuf;
 use std::time::Duration;
 use taper_engine::{ItlTarget, Speculation};
 
@@ -11,6 +12,14 @@ pub(crate) struct EngineArgs {
     /// a quarter of the free memory holds them].
     #[arg(long, value_name = "SIZE", value_parser = size, env = "TAPER_KV_CACHE_SIZE")]
     pub(crate) kv_cache_size: Option<usize>,
+
+    /// Folder where keys and values of prompts outlive this program, so that the next start answers known ones sooner.
+    #[arg(long, value_name = "DIR", env = "TAPER_CACHE_DIR")]
+    pub(crate) cache_dir: Option<PathBuf>,
+
+    /// Most bytes in that folder, of all models together.
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "8GiB", requires = "cache_dir")]
+    pub(crate) cache_dir_size: usize,
 
     /// Where guesses of next tokens come from; it changes how soon tokens come and never which.
     #[arg(long, value_enum, default_value_t = Guesses::Lookup, env = "TAPER_SPECULATION")]

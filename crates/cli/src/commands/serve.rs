@@ -102,7 +102,7 @@ fn load(args: &ServeArgs, state: &ServerState) -> Result<EngineHandle> {
         ..EngineConfig::default()
     };
     let Loaded { id, tokenizer, template, engine, numerics_class } =
-        load::load_engine(&args.model, &args.context, args.engine.kv_cache_size, config, &progress)?;
+        load::load_engine(&args.model, &args.context, &args.engine, config, &progress)?;
     if template.is_none() {
         output::status("the model's file has no chat template: /v1/chat/completions needs --chat-template");
     }

@@ -132,6 +132,22 @@ fn contents_from_elsewhere_are_found_by_name_and_held_by_nobody() {
     assert_eq!(table.as_slice(), [block]);
 }
 
+#[test]
+fn forgotten_contents_are_found_no_more_and_refreshed_ones_stay_longest() {
+    let mut blocks = BlockManager::new(3, 1);
+    let root = BlockHash::root("test", None);
+    let named = |tokens| NamedBlock { parent: root, hash: root.child(tokens), tokens };
+    let first = blocks.adopt(named(&[1])).unwrap();
+    blocks.adopt(named(&[2])).unwrap();
+    blocks.adopt(named(&[3])).unwrap();
+    blocks.refresh(&root.child(&[1]));
+    let mut table = BlockTable::default();
+    assert!(blocks.grow(&mut table, 2));
+    assert_eq!(blocks.matching(&[root.child(&[1])]), (1, 1), "the others were idle longer");
+    blocks.forget(first);
+    assert_eq!((blocks.matching(&[root.child(&[1])]).0, blocks.num_free(), blocks.num_idle()), (0, 1, 0));
+}
+
 #[derive(Debug, Clone)]
 enum Action {
     Begin { owner: usize, kind: u32, len: usize },

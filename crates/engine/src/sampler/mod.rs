@@ -1,7 +1,7 @@
 //! From a row of logits to a token.
 //!
 //! What applies, in this order:
-//! 1. `processors`, on the logits: penalties, `logit_bias`, the allowed tokens (a client's and a grammar's), bans;
+//! 1. `processors`, on the logits: `logit_bias`, penalties, the allowed tokens (a client's and a grammar's), bans;
 //! 2. temperature 0 takes the largest logit, the lowest id among equals, and that is the token; any other divides the logits;
 //! 3. filters, each over what the one before left, with probabilities renormalised in between: min_p, top_k, typical_p,
 //!    top_p;
@@ -129,6 +129,16 @@ impl Sampler {
             let best = self.processors.apply(row, mask, banned)?;
             self.choose(row, best, candidates, typical)
         };
+        self.forced(token, logits)
+    }
+
+    /// Whether the client wants log-probabilities of every token.
+    pub fn wants_logprobs(&self) -> bool {
+        self.num_top_logprobs.is_some()
+    }
+
+    /// A token that needs no choosing, with what the model thought of it, if that is asked for.
+    pub fn forced(&self, token: u32, logits: &[f32]) -> Result<Sampled, InvalidLogits> {
         let logprobs = self.num_top_logprobs.map(|num_top| TokenLogprobs::new(logits, token, num_top)).transpose()?;
         Ok(Sampled { token, logprobs })
     }

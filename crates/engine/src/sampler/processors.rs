@@ -1,5 +1,6 @@
-//! What changes a row of logits before the temperature, in vLLM's order: penalties, `logit_bias`, the sets of allowed tokens
-//! (`allowed_token_ids`, a grammar's mask), then bans (`bad_words`, and the ends of the text before `min_tokens`).
+//! What changes a row of logits before the temperature: `logit_bias`, penalties, the sets of allowed tokens
+//! (`allowed_token_ids`, a grammar's mask), then bans (`bad_words`, and the ends of the text before `min_tokens`). That is
+//! vLLM's order where order matters: a bias is part of the logit that the repetition penalty divides.
 //!
 //! Bans give way where they would leave no token at all: a grammar that can only end ends, whatever `min_tokens` says.
 
@@ -66,12 +67,12 @@ impl Processors {
         mask: Option<&[u32]>,
         banned: &mut Vec<(u32, f32)>,
     ) -> Result<usize, InvalidLogits> {
-        self.penalties.apply(row);
         for &(token, bias) in &*self.logit_bias {
             if let Some(logit) = row.get_mut(token as usize) {
                 *logit += bias;
             }
         }
+        self.penalties.apply(row);
         for words in self.allowed.as_deref().into_iter().chain(mask) {
             bit_mask::keep(row, words);
         }

@@ -18,8 +18,14 @@ pub(super) fn keep(
     let total = mass(items);
     let weighted = |item: &Candidate| f64::from(item.weight) * f64::from(ln_weight(item));
     let mean = items.iter().map(weighted).sum::<f64>() / total;
+    // Tokens of at least top_p's floor have the mass p by themselves. They, and the heaviest, lie no farther from the mean
+    // than the lighter of the floor and its mirror image of the heaviest (weight 1, so `mean + mean`): what is lighter still
+    // lies farther and is never needed. Half of the bound keeps clear of rounding.
+    let mirror = 0.5 * (2.0 * mean).exp() as f32;
+    let floor = top_p::floor(p, total, items.len()).min(mirror);
     scratch.clear();
-    scratch.extend(items.iter().map(|item| ((mean - f64::from(ln_weight(item))).abs() as f32, *item)));
+    let near = items.iter().filter(|item| item.weight >= floor);
+    scratch.extend(near.map(|item| ((mean - f64::from(ln_weight(item))).abs() as f32, *item)));
     let order = |a: &(f32, Candidate), b: &(f32, Candidate)| a.0.total_cmp(&b.0).then_with(|| a.1.rank(&b.1));
     top_p::keep_mass(scratch, f64::from(p) * total, |(_, item)| item.weight, order);
     items.clear();

@@ -3,6 +3,7 @@
 use super::Arrival;
 use crate::BlockHash;
 use crate::block_manager::{BlockManager, BlockTable, NamedBlock};
+use std::ops::Range;
 
 #[derive(Debug)]
 pub(super) struct State {
@@ -98,13 +99,15 @@ impl State {
         NamedBlock { parent, hash: self.names[index], tokens }
     }
 
-    /// Lets the prefix cache know the blocks that are full and computed.
-    pub(super) fn publish(&mut self, blocks: &mut BlockManager) {
+    /// Lets the prefix cache know the blocks that are full and computed. Returns which those are.
+    pub(super) fn publish(&mut self, blocks: &mut BlockManager) -> Range<usize> {
         let num_full = self.num_computed / self.block_size;
-        for index in self.num_published..num_full {
+        let new = self.num_published..num_full.max(self.num_published);
+        for index in new.clone() {
             blocks.publish(&self.blocks, index, self.named(index));
         }
-        self.num_published = self.num_published.max(num_full);
+        self.num_published = new.end;
+        new
     }
 
     /// Begins to run with `blocks`, which hold `num_computed` computed tokens.

@@ -245,7 +245,7 @@ fn a_fork_shares_blocks_until_one_of_both_writes() {
     let mut scheduler = scheduler(3, 64, 10, 4);
     add(&mut scheduler, A, 6);
     let step = scheduler.schedule(FREE);
-    scheduler.fork(&step.entries[0], B, 71);
+    scheduler.fork(&step.entries[0], B, &[71]);
     scheduler.advance(&step.entries[0], &[70], 0);
     assert_eq!(scheduler.blocks().num_free(), 8);
     assert_eq!(scheduler.block_table(A), scheduler.block_table(B));
@@ -265,7 +265,7 @@ fn a_fork_that_finds_no_room_in_the_batch_waits_without_blocks() {
     let mut scheduler = scheduler(1, 64, 10, 4);
     add(&mut scheduler, A, 6);
     let step = scheduler.schedule(FREE);
-    scheduler.fork(&step.entries[0], B, 71);
+    scheduler.fork(&step.entries[0], B, &[71]);
     scheduler.advance(&step.entries[0], &[70], 0);
     assert_eq!((scheduler.num_running(), scheduler.num_waiting(), scheduler.blocks().num_free()), (1, 1, 8));
     scheduler.remove(A);

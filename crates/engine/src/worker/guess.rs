@@ -2,14 +2,18 @@
 
 use super::Worker;
 use crate::SequenceId;
+use crate::sequence::Form;
 use crate::speculation::{Guess, MAX_GUESSES, choose_guesses};
 
 impl Worker {
     /// Guesses what follows the decoding sequences, and has those guesses verified that are expected to pay.
     pub(super) fn guess(&mut self) {
-        // A sequence that others are about to fork from has no guesses: they share blocks up to its known tokens.
+        // A sequence that others are about to fork from has no guesses: they share blocks up to its known tokens. One that
+        // has its next mask already has none for the tokens after it.
         let is_single = |id: &SequenceId| {
-            self.requests.get(&self.sequences[id].request).is_some_and(|request| request.unborn.is_empty())
+            let sequence = &self.sequences[id];
+            self.requests.get(&sequence.request).is_some_and(|request| request.unborn.is_empty())
+                && !matches!(sequence.form, Some(Form::Ready(_)))
         };
         let decoding: Vec<SequenceId> = self.scheduler.decoding().filter(is_single).collect();
         let mut chances = Vec::with_capacity(decoding.len());

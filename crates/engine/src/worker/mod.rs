@@ -4,15 +4,18 @@
 //! Events are collected during a step and sent after the status is published, so whoever sees a request end also sees its
 //! blocks free and its place in the queue open.
 
+use crate::disk_cache::DiskCache;
+use crate::grammar::MaskWorker;
 use crate::handle::Shared;
 use crate::handle::{EngineConfig, Speculation};
 use crate::pace::Pace;
 use crate::requests::{ActiveRequest, Submission};
-use crate::scheduler::{Admission, Arrival, Scheduler, SequenceId, Step, StepLimits};
-use crate::sequence::{Accepted, Sequence};
+use crate::scheduler::{Admission, Scheduler, SequenceId, Step, StepLimits};
+use crate::sequence::{Accepted, Form, Sequence};
 use crate::speculation::StepCosts;
 use crate::{BlockHash, EngineError, Event, LogitsBuffer, Miss, Request, Runner, Sampler, Scratch};
-use std::collections::HashMap;
+use disk::Restoring;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
@@ -20,6 +23,8 @@ use std::time::Instant;
 use taper_text::Tokenizer;
 use tokio::sync::mpsc::UnboundedSender;
 
+mod disk;
+mod form;
 mod guess;
 mod step;
 
@@ -43,6 +48,11 @@ pub(crate) struct Worker {
     speculation: Speculation,
     /// What the names of this runner's blocks begin with.
     identity: String,
+    /// Computes masks of grammars; started by the first.
+    masks: Option<MaskWorker>,
+    disk: Option<DiskCache>,
+    /// Sequences whose blocks are being read from disk, in the order of their arrival; the scheduler does not know them yet.
+    restoring: VecDeque<Restoring>,
     commands: Receiver<Command>,
     shared: Arc<Shared>,
     context_len: usize,
@@ -75,6 +85,7 @@ impl Worker {
         tokenizer: Arc<Tokenizer>,
         scheduler: Scheduler,
         config: EngineConfig,
+        disk: Option<DiskCache>,
         commands: Receiver<Command>,
         shared: Arc<Shared>,
     ) -> Self {
@@ -87,6 +98,9 @@ impl Worker {
             pace: Pace::new(config.itl_target),
             costs: StepCosts::default(),
             speculation: config.speculation,
+            masks: None,
+            disk,
+            restoring: VecDeque::new(),
             commands,
             shared,
             context_len: limits.context_len.min(limits.num_blocks * limits.block_size),
@@ -108,6 +122,7 @@ impl Worker {
         while self.take_commands() {
             self.cancel_abandoned();
             self.fail_late();
+            self.restore();
             if self.speculation == Speculation::Lookup {
                 self.guess();
             }
@@ -148,7 +163,7 @@ impl Worker {
         let key = self.num_accepted;
         self.num_accepted += 1;
         let mut active = ActiveRequest::new(events, &request, submitted);
-        let Request { prompt_tokens: prompt, sampling, priority, cache_salt, .. } = request;
+        let Request { prompt_tokens: prompt, sampling, priority, cache_salt, grammar, .. } = request;
         let room = self.context_len - prompt.len();
         let max_len = prompt.len() + sampling.max_tokens.map_or(room, |max| max.min(room));
         let all_logits = sampling.prompt_logprobs.is_some();
@@ -158,13 +173,14 @@ impl Worker {
             self.num_sequences += 1;
             if choice == 0 {
                 let root = BlockHash::root(&self.identity, cache_salt.as_deref());
-                self.scheduler.add(id, Arrival { tokens: &prompt, root, priority, all_logits });
+                self.arrive(id, root, prompt.clone(), (priority, all_logits));
             } else {
                 active.unborn.push(id);
             }
             active.unfinished.push(id);
             let place = (key, choice);
-            let sequence = Sequence::new(place, prompt.clone(), max_len, &sampling, sampler, &self.tokenizer);
+            let mut sequence = Sequence::new(place, prompt.clone(), max_len, &sampling, sampler, &self.tokenizer);
+            sequence.form = grammar.clone().map(|grammar| Form::Idle(grammar, Vec::new()));
             self.sequences.insert(id, sequence);
         }
         self.requests.insert(key, active);
@@ -199,6 +215,11 @@ impl Worker {
             let key = self.sequences[&sequence].request;
             let Some(request) = self.requests.get_mut(&key).filter(|_| !is_return) else { continue };
             request.note_admitted(cached_tokens);
+            if let Some(disk) = &self.disk {
+                // What is served from memory should not leave the disk for it.
+                let num_cached = cached_tokens / self.scheduler.blocks().block_size();
+                self.scheduler.block_names(sequence)[..num_cached].iter().for_each(|&name| disk.touch(name));
+            }
             let prompt_tokens = request.prompt_tokens;
             self.shared.queued_tokens.fetch_sub(prompt_tokens, Ordering::AcqRel);
             let mut status = self.shared.status();
@@ -206,29 +227,7 @@ impl Worker {
             status.cached_tokens += cached_tokens as u64;
             status.cacheable_tokens += cacheable_tokens as u64;
             drop(status);
-            match miss {
-                None => {
-                    tracing::debug!(request = key, prompt_tokens, cached_tokens, "prefix cache: all full blocks found")
-                }
-                Some(Miss::New) => {
-                    tracing::debug!(request = key, prompt_tokens, cached_tokens, "prefix cache: new from there")
-                }
-                Some(Miss::Departs { common }) => tracing::info!(
-                    request = key,
-                    prompt_tokens,
-                    cached_tokens,
-                    "prefix cache: token {} differs from every prompt that is kept and begins like this one; only whole \
-                     blocks are shared",
-                    cached_tokens + common
-                ),
-                Some(Miss::Evicted) => tracing::info!(
-                    request = key,
-                    prompt_tokens,
-                    cached_tokens,
-                    "prefix cache: what follows was there, and its memory was needed for others; a larger KV cache \
-                     (--kv-cache-size) keeps more"
-                ),
-            }
+            tell_miss(key, prompt_tokens, cached_tokens, miss);
         }
     }
 
@@ -302,7 +301,11 @@ impl Worker {
 
     fn drop_sequence(&mut self, id: SequenceId) {
         self.scheduler.remove(id);
-        if self.sequences.remove(&id).is_some() {
+        self.restoring.retain(|restoring| restoring.id != id);
+        if let Some(sequence) = self.sequences.remove(&id) {
+            if let (Some(Form::Asked), Some(masks)) = (sequence.form, &mut self.masks) {
+                masks.abandon(id);
+            }
             self.shared.live.fetch_sub(1, Ordering::AcqRel);
         }
     }
@@ -317,5 +320,26 @@ impl Worker {
             // A closed stream is noticed before the next step.
             let _ = events.send(event);
         }
+    }
+}
+
+/// Says in the log what the prefix cache had of a prompt, and where it is worth knowing, why it had no more.
+fn tell_miss(request: u64, prompt_tokens: usize, cached_tokens: usize, miss: Option<Miss>) {
+    match miss {
+        None => tracing::debug!(request, prompt_tokens, cached_tokens, "prefix cache: every full block was there"),
+        Some(Miss::New) => tracing::debug!(request, prompt_tokens, cached_tokens, "prefix cache: the rest is new"),
+        Some(Miss::Departs { common }) => tracing::info!(
+            request,
+            prompt_tokens,
+            cached_tokens,
+            "prefix cache: token {} differs from every kept prompt that begins like this one; whole blocks are shared",
+            cached_tokens + common
+        ),
+        Some(Miss::Evicted) => tracing::info!(
+            request,
+            prompt_tokens,
+            cached_tokens,
+            "prefix cache: more was there, and its memory was needed; a larger KV cache (--kv-cache-size) keeps more"
+        ),
     }
 }

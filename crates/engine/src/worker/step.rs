@@ -2,7 +2,7 @@
 
 use super::Worker;
 use crate::scheduler::{SequenceId, Step, StepEntry};
-use crate::sequence::Accepted;
+use crate::sequence::{Accepted, Form};
 use crate::{EngineError, Event, InvalidLogits, RunnerError};
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -25,7 +25,7 @@ impl Worker {
                 request.note_step(begin);
             }
         }
-        let outcome = self.compute(step);
+        let outcome = self.ask_masks(step).and_then(|()| self.compute(step));
         let decoding = step.entries.iter().filter(|entry| entry.tokens.len() == entry.num_guesses + 1);
         let (num_decoding, decode_rows) = decoding.fold((0, 0), |(num, rows), e| (num + 1, rows + e.tokens.len()));
         let mut status = self.shared.status();
@@ -122,7 +122,8 @@ impl Worker {
             }
             let outcome = self.read_prompt(entry, rows.clone()).and_then(|()| {
                 if !self.scheduler.reaches_end(entry) {
-                    self.scheduler.advance(entry, &[], 0);
+                    let full = self.scheduler.advance(entry, &[], 0);
+                    self.save(entry.sequence, full);
                     return Ok(());
                 }
                 let now = Instant::now();
@@ -161,11 +162,19 @@ impl Worker {
         let key = self.sequences[&entry.sequence].request;
         let unborn = self.requests.get_mut(&key).map(|request| std::mem::take(&mut request.unborn)).unwrap_or_default();
         for id in unborn {
-            let accepted = self.choose(id, row, entry.tokens.end, now)?;
-            if !accepted.is_finished {
-                self.scheduler.fork(entry, id, accepted.token);
+            self.take_masks(id)?;
+            let mut news = self.forced(id, row, now)?;
+            if news.is_empty() {
+                news.push(self.choose(id, (row, 0), entry.tokens.end, now)?);
+                self.put_masks_back(id);
             }
-            self.deliver(id, accepted, now);
+            if news.iter().all(|accepted| !accepted.is_finished) {
+                let chosen: Vec<u32> = news.iter().map(|accepted| accepted.token).collect();
+                self.scheduler.fork(entry, id, &chosen);
+            }
+            for accepted in news {
+                self.deliver(id, accepted, now);
+            }
         }
         Ok(())
     }
@@ -175,20 +184,25 @@ impl Worker {
         let id = entry.sequence;
         let guess = std::mem::take(&mut self.sequences.get_mut(&id).expect("looked up by the caller").guess);
         let known = entry.tokens.end - entry.num_guesses;
-        let (mut chosen, mut news) = (Vec::new(), Vec::new());
-        for (place, row) in rows.enumerate() {
-            let accepted = self.choose(id, row, known + place, now)?;
-            let is_right = guess.tokens.get(place) == Some(&accepted.token);
-            let is_last = accepted.is_finished || !is_right;
-            chosen.push(accepted.token);
-            news.push(accepted);
-            if is_last {
-                break;
+        self.take_masks(id)?;
+        let mut news = self.forced(id, rows.start, now)?;
+        if news.is_empty() {
+            for (place, row) in rows.enumerate() {
+                let accepted = self.choose(id, (row, place), known + place, now)?;
+                let is_right = guess.tokens.get(place) == Some(&accepted.token);
+                let is_last = accepted.is_finished || !is_right;
+                news.push(accepted);
+                if is_last {
+                    break;
+                }
             }
+            self.put_masks_back(id);
         }
+        let chosen: Vec<u32> = news.iter().map(|accepted| accepted.token).collect();
         let pairs = chosen.iter().zip(&guess.tokens[..entry.num_guesses]);
         let num_right = pairs.take_while(|(token, guess)| token == guess).count();
-        self.scheduler.advance(entry, &chosen, num_right);
+        let full = self.scheduler.advance(entry, &chosen, num_right);
+        self.save(id, full);
         self.learn(id, &guess, entry.num_guesses, &chosen, num_right);
         for accepted in news {
             self.deliver(id, accepted, now);
@@ -196,14 +210,27 @@ impl Worker {
         Ok(())
     }
 
-    /// Chooses the token at `position` of a sequence from a row of logits.
-    fn choose(&mut self, id: SequenceId, row: usize, position: usize, now: Instant) -> Result<Accepted, EngineError> {
+    /// Chooses the token at `position` of a sequence from a row of logits, with the mask of this place if it has a form.
+    fn choose(
+        &mut self,
+        id: SequenceId,
+        (row, place): (usize, usize),
+        position: usize,
+        now: Instant,
+    ) -> Result<Accepted, EngineError> {
         let sequence = self.sequences.get_mut(&id).expect("only living sequences choose");
         let (logits, scratch) = (self.logits.row(row), &mut self.scratch);
         // A panic in here, say of the tokenizer on a strange vocabulary, costs one request and not the engine.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let sampled = sequence.sampler.sample(logits, None, scratch)?;
-            Ok::<_, InvalidLogits>(sequence.accept(sampled))
+            let Some(Form::Ready(masked)) = &mut sequence.form else {
+                let sampled = sequence.sampler.sample(logits, None, scratch)?;
+                return Ok(sequence.accept(sampled, false));
+            };
+            let mask = masked.masks[place].words();
+            let sampled = sequence.sampler.sample(logits, Some(mask), scratch)?;
+            masked.grammar.accept(sampled.token).map_err(|error| Unchosen::Form(error.to_string()))?;
+            let is_complete = masked.grammar.is_finished();
+            Ok(sequence.accept(sampled, is_complete))
         }));
         let key = sequence.request;
         match outcome {
@@ -213,9 +240,25 @@ impl Worker {
                 }
                 Ok(accepted)
             }
-            Ok(Err(error)) => Err(EngineError::InvalidLogits { position, reason: error.to_string() }),
+            Ok(Err(Unchosen::Form(reason))) => Err(EngineError::Grammar(reason)),
+            Ok(Err(Unchosen::Logits(InvalidLogits::NoneAllowed))) => {
+                Err(EngineError::Grammar(InvalidLogits::NoneAllowed.to_string()))
+            }
+            Ok(Err(Unchosen::Logits(error))) => Err(EngineError::InvalidLogits { position, reason: error.to_string() }),
             Err(panic) => Err(EngineError::Panicked(panic_message(panic.as_ref()))),
         }
+    }
+}
+
+/// Why no token could be chosen.
+enum Unchosen {
+    Logits(InvalidLogits),
+    Form(String),
+}
+
+impl From<InvalidLogits> for Unchosen {
+    fn from(error: InvalidLogits) -> Self {
+        Unchosen::Logits(error)
     }
 }
 

@@ -4,7 +4,9 @@ use crate::support::*;
 use std::sync::Arc;
 use std::time::Duration;
 use taper_engine::stub::StubRunner;
-use taper_engine::{EngineConfig, EngineError, Event, RunnerLimits, SamplingParams, SubmitError};
+use taper_engine::{
+    DiskCache, Engine, EngineConfig, EngineError, Event, Request, Runner, RunnerLimits, SamplingParams, SubmitError,
+};
 use taper_testkit::rng::SplitMix;
 
 fn endless(limits: RunnerLimits) -> StubRunner {
@@ -190,4 +192,63 @@ fn random_comings_and_goings_leave_every_block_free() {
     assert_eq!(status.free_blocks, 24, "{status:?}");
     assert!(status.preemptions > 0, "{status:?}");
     assert_eq!(status.failed_steps, 0);
+}
+
+#[test]
+fn what_one_engine_computed_the_next_one_reads_from_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = || {
+        let runner = chaotic(limits());
+        let disk = DiskCache::open(folder.path(), &runner.identity(), runner.block_bytes(), 1 << 30).unwrap();
+        (runner.stats(), Engine::start_with_disk(Box::new(runner), tokenizer(), EngineConfig::default(), Some(disk)))
+    };
+    let prompt = "a prompt that fills some blocks of the cache, and a little more than that";
+    let first = {
+        let (_, engine) = start();
+        let answer = ask(&engine, greedy(prompt, 40));
+        assert_eq!(engine.status().restored_blocks, 0);
+        engine.drain();
+        engine.join();
+        answer
+    };
+    let (stats, engine) = start();
+    let second = ask(&engine, greedy(prompt, 40));
+    assert_eq!(second.choices, first.choices);
+    let cached_tokens = prompt.len() / 16 * 16;
+    assert_eq!(second.usage.unwrap().cached_tokens, cached_tokens);
+    assert_eq!(engine.status().restored_blocks, cached_tokens as u64 / 16);
+    assert!(stats.rows() < prompt.len(), "{} rows", stats.rows());
+    // Another tenant finds nothing of it.
+    let salted = Request { cache_salt: Some("tenant".to_owned()), ..greedy(prompt, 40) };
+    let third = ask(&engine, salted);
+    assert_eq!((third.choices, third.usage.unwrap().cached_tokens), (first.choices, 0));
+}
+
+#[test]
+fn a_request_that_takes_too_long_fails_and_frees_its_blocks() {
+    let (runner, gate) = endless(limits()).with_gate();
+    let engine = start(runner);
+    let late = engine.submit(Request { timeout: Some(Duration::from_millis(5)), ..greedy("p", 400) }).unwrap();
+    let patient = engine.submit(greedy("q", 3)).unwrap();
+    gate.allow(1);
+    std::thread::sleep(Duration::from_millis(6));
+    gate.open();
+    assert_eq!(read(late).error, Some(EngineError::TimedOut(0.005)));
+    assert_eq!(read(patient).text(), "xxx");
+    eventually("all blocks are free", || engine.status().free_blocks == 64);
+}
+
+#[test]
+fn queued_tokens_are_limited_and_one_long_prompt_alone_is_not() {
+    let (runner, gate) = endless(limits()).with_gate();
+    let config = EngineConfig { max_batch: 1, max_queued_tokens: 30, ..EngineConfig::default() };
+    let engine = start_with(runner, config);
+    let _running = engine.submit(greedy("p", 400)).unwrap();
+    gate.allow(1);
+    eventually("it runs", || engine.status().running == 1);
+    let long = engine.submit(greedy(&"long".repeat(10), 1)).unwrap();
+    assert!(matches!(engine.submit(greedy("p", 1)), Err(SubmitError::QueueFull { .. })));
+    drop(long);
+    gate.allow(2);
+    eventually("there is room", || engine.submit(greedy("p", 1)).is_ok());
 }

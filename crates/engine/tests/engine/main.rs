@@ -5,6 +5,7 @@
 
 mod failures;
 mod generation;
+mod grammar;
 mod life_cycle;
 mod model;
 mod sampling;

@@ -1,8 +1,11 @@
 //! Sampling parameters through the engine: that each one reaches the answer, alone and in company.
 
 use crate::support::*;
+use std::time::Duration;
 use taper_engine::stub::StubRunner;
-use taper_engine::{EngineError, FinishReason, SamplingParams, SubmitError};
+use taper_engine::{
+    EngineConfig, EngineError, FinishReason, Request, SamplingParams, Speculation, SubmitError, TokenLogprobs,
+};
 
 /// A model that would say "abcabc..." for ever: each letter is followed by the next, with the end of the text as the second
 /// best and `z` as the third.
@@ -132,6 +135,37 @@ fn log_probabilities_are_those_of_the_model_and_not_of_the_parameters() {
     }
 }
 
+#[test]
+fn log_probabilities_of_a_prompt_are_those_of_each_row() {
+    let engine = start(chaotic(limits()));
+    // More than one block of the cache, and more rows than a step gives logits for.
+    let tokens = bytes("a prompt of more than one block and of more than one step");
+    let sampling =
+        |prompt_logprobs| SamplingParams { prompt_logprobs, max_tokens: Some(3), ..SamplingParams::greedy() };
+    let ask = |sampling| ask(&engine, Request { prompt_tokens: tokens.clone(), sampling, ..Request::default() });
+    let plain = ask(sampling(None));
+    assert_eq!(plain.prompt_logprobs, None, "nobody asked");
+    // The prompt is cached by now, which must not leave a row out.
+    for n in [1, 3] {
+        let answer = ask(SamplingParams { n, ..sampling(Some(2)) });
+        assert_eq!(answer.choices[0], plain.choices[0]);
+        let told = answer.prompt_logprobs.expect("they were asked for");
+        assert_eq!((told.len(), &told[0]), (tokens.len(), &None));
+        for (end, found) in told.iter().enumerate().skip(1) {
+            let mut row = vec![0.0; vocab_size()];
+            chaotic_logits(&tokens[..end], &mut row);
+            assert_eq!(*found, Some(TokenLogprobs::new(&row, tokens[end], 2).unwrap()));
+        }
+    }
+}
+
+#[test]
+fn a_prompt_of_one_token_has_nothing_to_tell() {
+    let sampling = SamplingParams { prompt_logprobs: Some(0), max_tokens: Some(1), ..SamplingParams::greedy() };
+    let answer = ask(&start(alphabet()), request(">", sampling));
+    assert_eq!((answer.prompt_logprobs.clone(), answer.text()), (Some(vec![None]), "a"));
+}
+
 /// Everything at once, so that state of every processor would show.
 fn everything(seed: u64) -> SamplingParams {
     SamplingParams {
@@ -172,6 +206,36 @@ fn the_same_seed_gives_the_same_text_alone_and_in_company() {
         assert!(!alone.choices[0].text.contains("ab") && !alone.choices[0].text.contains("cde"));
     }
     assert!(engine.status().preemptions > 0, "{:?}", engine.status());
+}
+
+#[test]
+fn guessed_answers_are_those_of_one_token_at_a_time() {
+    let answers = |speculation| {
+        // A step that takes time whatever it computes, so that guesses are expected to pay.
+        let runner = alphabet().with_delay(Duration::from_micros(300));
+        let engine = start_with(runner, EngineConfig { speculation, ..EngineConfig::default() });
+        let sampling = |seed| SamplingParams {
+            seed: Some(seed),
+            max_tokens: Some(60),
+            min_tokens: 40,
+            temperature: 0.7,
+            frequency_penalty: 0.05,
+            repetition_penalty: 1.1,
+            bad_words: vec![bytes("zab")],
+            logprobs: Some(2),
+            ..SamplingParams::default()
+        };
+        let ask = |seed| ask(&engine, request("abcabcabczabcabc", sampling(seed))).choices;
+        let all: Vec<Vec<Choice>> = (0..20).map(ask).collect();
+        (all, engine.status())
+    };
+    let (plain, _) = answers(Speculation::Off);
+    let (guessed, status) = answers(Speculation::Lookup);
+    assert_eq!(guessed, plain);
+    assert!(status.right_guesses > 0 && status.guessed_tokens > status.right_guesses, "{status:?}");
+    let counts_match =
+        |choice: &Choice| choice.logprobs.iter().map(|found| found.token).eq(choice.tokens.iter().copied());
+    assert!(guessed.iter().flatten().all(counts_match));
 }
 
 #[test]

@@ -59,17 +59,20 @@ pub(crate) fn replying(reply: &str) -> StubRunner {
 
 /// A model with no two histories alike: flat-ish logits over letters that depend on every token so far.
 pub(crate) fn chaotic(limits: RunnerLimits) -> StubRunner {
-    StubRunner::with_logits(limits, |tokens, logits| {
-        logits.fill(f32::NEG_INFINITY);
-        let mut hash = 0xcbf2_9ce4_8422_2325u64;
-        for &token in tokens {
-            hash = (hash ^ u64::from(token)).wrapping_mul(0x0100_0000_01b3);
-        }
-        for letter in b'a'..=b'z' {
-            hash = hash.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            logits[usize::from(letter)] = (hash >> 40) as f32 / (1 << 23) as f32;
-        }
-    })
+    StubRunner::with_logits(limits, chaotic_logits)
+}
+
+/// The row of [`chaotic`] after `tokens`.
+pub(crate) fn chaotic_logits(tokens: &[u32], logits: &mut [f32]) {
+    logits.fill(f32::NEG_INFINITY);
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    for &token in tokens {
+        hash = (hash ^ u64::from(token)).wrapping_mul(0x0100_0000_01b3);
+    }
+    for letter in b'a'..=b'z' {
+        hash = hash.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        logits[usize::from(letter)] = (hash >> 40) as f32 / (1 << 23) as f32;
+    }
 }
 
 pub(crate) fn request(prompt: &str, sampling: SamplingParams) -> Request {

@@ -21,15 +21,14 @@ fn expected(
 ) -> Vec<f64> {
     let penalised = |token: usize| {
         let count = generated.iter().filter(|&&other| other as usize == token).count();
-        let mut logit = f64::from(logits[token]);
+        let biases = params.logit_bias.iter().filter(|&&(other, _)| other as usize == token);
+        let mut logit = f64::from(logits[token]) + biases.map(|&(_, bias)| f64::from(bias)).sum::<f64>();
         if count > 0 || prompt.contains(&(token as u32)) {
             let penalty = f64::from(params.repetition_penalty);
             logit = if logit > 0.0 { logit / penalty } else { logit * penalty };
         }
         logit -= count as f64 * f64::from(params.frequency_penalty);
-        logit -= if count > 0 { f64::from(params.presence_penalty) } else { 0.0 };
-        let biases = params.logit_bias.iter().filter(|&&(other, _)| other as usize == token);
-        logit + biases.map(|&(_, bias)| f64::from(bias)).sum::<f64>()
+        logit - if count > 0 { f64::from(params.presence_penalty) } else { 0.0 }
     };
     let is_allowed = |token: usize| {
         params.allowed_token_ids.as_ref().is_none_or(|allowed| allowed.contains(&(token as u32)))

@@ -245,7 +245,7 @@ impl Life<'_> {
                 let (fork, token) = (self.new_id(), self.draw(3));
                 let mut ledger = self.ledgers[&id].clone();
                 ledger.tokens.push(token);
-                self.scheduler.fork(entry, fork, token);
+                self.scheduler.fork(entry, fork, &[token]);
                 self.ledgers.insert(fork, ledger);
                 self.end_if_complete(fork);
             }

@@ -28,6 +28,10 @@ fn completion(details: Details) -> Completion {
         details,
         num_choices: 2,
         prompt_only: false,
+        form: None,
+        grammars: Vec::new(),
+        priority: 0,
+        cache_salt: None,
     };
     let prompts = [tokens("hé"), tokens("x")];
     let mut completion = Completion::new(&tokenizer(), &parameters, &prompts, vec!["hé".into(), "x".into()]);
@@ -108,6 +112,10 @@ fn a_prompt_that_begins_with_an_added_token_begins_at_the_text() {
         details: logprobs(),
         num_choices: 1,
         prompt_only: false,
+        form: None,
+        grammars: Vec::new(),
+        priority: 0,
+        cache_salt: None,
     };
     let tokenizer = tokenizer();
     let bos = tokenizer.bos().expect("the tiny vocabulary names one");

@@ -1,0 +1,104 @@
+//! Grammars: which tokens may come next so that the answer has the form that a client asked for.
+//!
+//! A [`GrammarSpec`] is what a client asks; the [`GrammarCompiler`] of a model turns it into a [`Grammar`], the state of one
+//! sequence. Before each token the grammar gives a [`BitMask`], after it the grammar accepts the token. The work below is
+//! `llguidance`'s: derivatives of regular expressions make the lexer, an Earley parser runs above it, and a walk over a
+//! trie of the vocabulary finds the tokens. What is ours: exact bytes of tokens (`vocabulary`), limits for hostile input
+//! (`limits`), how JSON is written (`schema`), and llama.cpp's grammars (`gbnf`).
+//!
+//! Sampling, and computing masks while the model runs, are left to the engine.
+
+mod bit_mask;
+mod compiler;
+mod gbnf;
+mod lark;
+mod limits;
+mod schema;
+mod state;
+mod vocabulary;
+
+use serde_json::Value;
+
+pub use bit_mask::BitMask;
+pub use compiler::GrammarCompiler;
+pub use state::Grammar;
+
+/// The form that an answer must have.
+#[derive(Debug, Clone, PartialEq)]
+pub enum GrammarSpec {
+    /// Any JSON object.
+    JsonObject,
+    /// A JSON document that this schema allows.
+    JsonSchema(Value),
+    /// A text that the expression matches from end to end, in the syntax of Rust's `regex` without look-around.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// A context-free grammar in `llguidance`'s variant of Lark; `start` is its first rule.
+    Lark(String),
+    /// A context-free grammar in llama.cpp's GBNF; `root` is its first rule.
+    Gbnf(String),
+}
+
+impl GrammarSpec {
+    /// A grammar in either syntax: GBNF defines rules with `::=`, Lark with `:`.
+    pub fn grammar(text: String) -> GrammarSpec {
+        if text.contains("::=") { GrammarSpec::Gbnf(text) } else { GrammarSpec::Lark(text) }
+    }
+
+    /// What it is called in errors.
+    fn kind(&self) -> &'static str {
+        match self {
+            GrammarSpec::JsonObject | GrammarSpec::JsonSchema(_) => "JSON schema",
+            GrammarSpec::Regex(_) => "regex",
+            GrammarSpec::Choice(_) => "choice",
+            GrammarSpec::Lark(_) => "grammar",
+            GrammarSpec::Gbnf(_) => "GBNF grammar",
+        }
+    }
+}
+
+/// Why there is no grammar, or no mask.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GrammarError {
+    /// The client's mistake, or something that is not supported.
+    #[error("the {kind} cannot be used: {reason}")]
+    Invalid {
+        /// What was given: `JSON schema`, `regex`, `choice`, `grammar` or `GBNF grammar`.
+        kind: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Compiling was given up.
+    #[error("the {kind} cannot be used: it was not compiled after {seconds} s; simplify it")]
+    TooSlow {
+        /// What was given.
+        kind: &'static str,
+        /// How long it was waited for.
+        seconds: u64,
+    },
+    /// Too many others are being compiled.
+    #[error("too many grammars are being compiled; ask again in a moment")]
+    Busy,
+    /// The model's vocabulary cannot be used with grammars.
+    #[error("grammars cannot be used with this model: {0}")]
+    Vocabulary(String),
+    /// A grammar can no longer be followed: it is too complex, or no token of the vocabulary continues it.
+    #[error("the grammar cannot be followed further: {0}")]
+    Stuck(String),
+    /// A token that the grammar does not allow.
+    #[error("the grammar does not allow token {0} here")]
+    Refused(u32),
+}
+
+impl GrammarError {
+    fn invalid(kind: &'static str, reason: impl Into<String>) -> GrammarError {
+        GrammarError::Invalid { kind, reason: reason.into() }
+    }
+
+    /// Whether the same request will fail again wherever it is sent: a 400.
+    pub fn is_clients_mistake(&self) -> bool {
+        matches!(self, GrammarError::Invalid { .. } | GrammarError::TooSlow { .. })
+    }
+}

@@ -1,0 +1,133 @@
+//! The state of one sequence under its grammar.
+
+use std::sync::Arc;
+
+use llguidance::Matcher;
+use llguidance::api::StopReason;
+
+use super::vocabulary::TokenSets;
+use super::{BitMask, GrammarError};
+
+/// What a sequence may say next. A clone is independent of its original, and may go to another thread.
+///
+/// Tokens that end a generation never reach the parser: they are allowed exactly where the grammar may end, and once one is
+/// accepted nothing but them may follow.
+pub struct Grammar {
+    /// Boxed: it is a kilobyte, and grammars travel between threads at each token.
+    matcher: Box<Matcher>,
+    sets: Arc<TokenSets>,
+    /// Accepted tokens of text.
+    num_text: usize,
+    /// Accepted tokens that end a generation; they come last.
+    num_ends: usize,
+}
+
+impl Clone for Grammar {
+    fn clone(&self) -> Grammar {
+        // Deep: a shallow clone shares its lexer, and one sequence's fault or appetite for states would be all sequences'.
+        Grammar { matcher: Box::new(self.matcher.deep_clone()), sets: Arc::clone(&self.sets), ..*self }
+    }
+}
+
+impl Grammar {
+    pub(super) fn new(matcher: Matcher, sets: Arc<TokenSets>) -> Grammar {
+        Grammar { matcher: Box::new(matcher), sets, num_text: 0, num_ends: 0 }
+    }
+
+    /// An empty mask of the vocabulary's size.
+    pub fn empty_mask(&self) -> BitMask {
+        BitMask::new(self.sets.text.num_tokens())
+    }
+
+    /// The tokens that may come next, into a mask of [`Grammar::empty_mask`]'s size. There is at least one.
+    ///
+    /// Where bytes are forced, only their usual tokenization is allowed: see [`Grammar::forced`].
+    pub fn mask(&mut self, mask: &mut BitMask) -> Result<(), GrammarError> {
+        if self.is_finished() {
+            mask.assign(&self.sets.ends);
+        } else {
+            let allowed = self.matcher.compute_mask().map_err(stuck)?;
+            mask.assign_and(allowed.as_slice(), &self.sets.text);
+            if self.may_end() {
+                mask.union(&self.sets.ends);
+            }
+        }
+        if mask.num_set() == 0 {
+            return Err(GrammarError::Stuck("no token of the vocabulary continues it".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Takes the token that came next. A refused token changes nothing.
+    pub fn accept(&mut self, token: u32) -> Result<(), GrammarError> {
+        if self.sets.ends.contains(token) {
+            if !self.may_end() {
+                return Err(GrammarError::Refused(token));
+            }
+            self.num_ends += 1;
+            return Ok(());
+        }
+        let is_valid = self.num_ends == 0
+            && self.sets.text.contains(token)
+            && self.matcher.validate_tokens(&[token]).map_err(stuck)? == 1;
+        if !is_valid {
+            return Err(GrammarError::Refused(token));
+        }
+        self.matcher.consume_token(token).map_err(stuck)?;
+        self.num_text += 1;
+        Ok(())
+    }
+
+    /// Takes back the last `num` accepted tokens.
+    pub fn rollback(&mut self, num: usize) -> Result<(), GrammarError> {
+        assert!(num <= self.num_accepted(), "{num} tokens of {} cannot be taken back", self.num_accepted());
+        let num_ends = num.min(self.num_ends);
+        self.matcher.rollback(num - num_ends).map_err(stuck)?;
+        self.num_ends -= num_ends;
+        self.num_text -= num - num_ends;
+        Ok(())
+    }
+
+    /// The tokens that must come next, none of them accepted yet: the usual tokenization of the bytes that every
+    /// continuation begins with. The last bytes are left out where a longer token could begin with them, so the model still
+    /// chooses among all tokenizations that are usual for what follows. Words are split as the tokenizer would split the
+    /// forced bytes behind the last token alone; a split that depends on text further back may differ from the usual one.
+    pub fn forced(&mut self) -> Result<Vec<u32>, GrammarError> {
+        if self.is_finished() {
+            return Ok(Vec::new());
+        }
+        let forced = self.matcher.compute_ff_tokens();
+        match self.matcher.get_error() {
+            Some(error) => Err(stuck(error)),
+            None => Ok(if forced.iter().all(|&token| self.sets.text.contains(token)) { forced } else { Vec::new() }),
+        }
+    }
+
+    /// Accepted tokens.
+    pub fn num_accepted(&self) -> usize {
+        self.num_text + self.num_ends
+    }
+
+    /// Whether nothing may follow but a token that ends a generation.
+    pub fn is_finished(&self) -> bool {
+        self.num_ends > 0 || matches!(self.matcher.stop_reason(), StopReason::NoExtension | StopReason::EndOfSentence)
+    }
+
+    /// Whether the text so far is complete; it may go on nevertheless.
+    pub fn may_end(&mut self) -> bool {
+        self.is_finished() || self.matcher.is_accepting().unwrap_or(false)
+    }
+}
+
+impl std::fmt::Debug for Grammar {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Grammar")
+            .field("num_accepted", &self.num_accepted())
+            .field("is_finished", &self.is_finished())
+            .finish_non_exhaustive()
+    }
+}
+
+fn stuck(error: impl std::fmt::Display) -> GrammarError {
+    GrammarError::Stuck(super::compiler::first_lines(&error.to_string()))
+}

@@ -1,0 +1,387 @@
+//! Each kind of specification: which texts it accepts, what it refuses and how it says so, and that nothing a client sends
+//! costs more than an error.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::{Arc, OnceLock};
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use taper_checkpoint::Checkpoint;
+use taper_testkit::gguf::GgufBuilder;
+use taper_testkit::tiny::TinyModel;
+use taper_text::{Grammar, GrammarCompiler, GrammarError, GrammarSpec, Tokenizer};
+
+fn open(file: &[u8]) -> Arc<Tokenizer> {
+    let path = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(path.path(), file).unwrap();
+    Arc::new(Tokenizer::from_metadata(Checkpoint::open(path.path()).unwrap().metadata()).unwrap())
+}
+
+/// Over a vocabulary in which each byte is a token and its id.
+fn compiler() -> &'static GrammarCompiler {
+    static COMPILER: OnceLock<GrammarCompiler> = OnceLock::new();
+    COMPILER.get_or_init(|| GrammarCompiler::new(open(&TinyModel::default().to_gguf())))
+}
+
+fn compile(spec: &GrammarSpec) -> Grammar {
+    compiler().compile(spec, &[]).unwrap_or_else(|error| panic!("{spec:?}: {error}"))
+}
+
+/// Whether the grammar takes the text byte by byte and may end behind it. What it takes must be in the mask, unless the mask
+/// insists on the usual tokenization of what is forced.
+fn accepts(grammar: &mut Grammar, text: &str) -> bool {
+    let mut mask = grammar.empty_mask();
+    for byte in text.bytes().map(u32::from) {
+        let is_known = grammar.mask(&mut mask).is_ok();
+        let is_forced = mask.num_set() == 1;
+        let is_accepted = grammar.accept(byte).is_ok();
+        assert!(mask.contains(byte) == is_accepted || is_forced || !is_known, "{:?} of {text:?}", byte as u8 as char);
+        if !is_accepted {
+            return false;
+        }
+    }
+    grammar.may_end()
+}
+
+fn check(spec: &GrammarSpec, accepted: &[&str], refused: &[&str]) {
+    for text in accepted {
+        assert!(accepts(&mut compile(spec), text), "{spec:?} refuses {text:?}");
+    }
+    for text in refused {
+        assert!(!accepts(&mut compile(spec), text), "{spec:?} accepts {text:?}");
+    }
+}
+
+/// Compiling fails as a client's mistake that says all of `parts`.
+fn check_invalid(spec: &GrammarSpec, parts: &[&str]) {
+    let error = compiler().compile(spec, &[]).expect_err("should be refused");
+    assert!(error.is_clients_mistake(), "{error}");
+    let message = error.to_string();
+    for part in parts {
+        assert!(message.contains(part), "no {part:?} in: {message}");
+    }
+    assert!(message.len() < 700 && !message.contains("backtrace"), "{message}");
+}
+
+fn schema(value: Value) -> GrammarSpec {
+    GrammarSpec::JsonSchema(value)
+}
+
+fn regex(expression: &str) -> GrammarSpec {
+    GrammarSpec::Regex(expression.to_owned())
+}
+
+fn gbnf(text: &str) -> GrammarSpec {
+    GrammarSpec::Gbnf(text.to_owned())
+}
+
+#[test]
+fn a_json_object_is_any_object_on_one_line() {
+    check(
+        &GrammarSpec::JsonObject,
+        &["{}", r#"{"a": 1}"#, r#"{"a": [1, {"b": null}], "é": "\n"}"#],
+        &["[]", "1", "{", r#"{"a":1}"#, "{ }", "{}\n", r#"{"a": 1, }"#],
+    );
+}
+
+#[test]
+fn schemas_decide_about_types_order_and_closedness() {
+    let spec = schema(json!({
+        "type": "object", "required": ["b"],
+        "properties": {"a": {"type": "integer", "minimum": 5, "maximum": 12}, "b": {"enum": ["x", null]}},
+    }));
+    check(
+        &spec,
+        &[r#"{"a": 12, "b": null}"#, r#"{"b": "x"}"#],
+        &["{}", r#"{"b": "x", "a": 7}"#, r#"{"a": 13, "b": null}"#, r#"{"b": "x", "c": 1}"#],
+    );
+    check(&schema(json!(true)), &["1", "[]", "null"], &["", "x"]);
+}
+
+#[test]
+fn a_regex_matches_from_end_to_end() {
+    check(&regex("[0-9]{2,3}(a|b)?"), &["12", "123b"], &["1", "1234", "12c", "a12"]);
+    check(&regex("é+/\\d"), &["éé/7"], &["e/7"]);
+    check(&regex("^ab$"), &["ab"], &["a", "abb"]);
+}
+
+#[test]
+fn a_choice_may_begin_another_and_hold_any_character() {
+    let texts = ["yes", "yes, please", "\"quoted\" \\ 🦀\n"].map(str::to_owned);
+    check(&GrammarSpec::Choice(texts.to_vec()), &["yes", "yes, please", "\"quoted\" \\ 🦀\n"], &["ye", "no", ""]);
+}
+
+#[test]
+fn lark_grammars_may_refer_to_themselves() {
+    let spec = GrammarSpec::grammar("start: \"(\" start \")\" | NUM\nNUM: /[0-9]+/".to_owned());
+    check(&spec, &["7", "((42))"], &["(7", "7)", "()"]);
+}
+
+/// The shapes of llama.cpp's example grammars: arithmetic with blanks that end like the line, JSON, moves, lists.
+#[test]
+fn gbnf_grammars_accept_what_llama_cpp_accepts() {
+    let arithmetic = gbnf(
+        "root ::= (expr \"=\" ws term \"\\n\")+\nexpr ::= term ([-+*/] term)*\nterm ::= ident | num | \"(\" ws expr \")\" ws\n\
+         ident ::= [a-z] [a-z0-9_]* ws\nnum ::= [0-9]+ ws\nws ::= [ \\t\\n]*",
+    );
+    check(
+        &arithmetic,
+        &["1=1\n", "( 12 +x1)*3 = y \n", "1=1\n\n", "1=1 \n\n2=2\n", "a=b\nc=d\n"],
+        &["1=1", "1=\n", "(1=1\n", "=1\n"],
+    );
+    let json = gbnf(
+        "root ::= object\nvalue ::= object | array | string | number | (\"true\" | \"false\" | \"null\") ws\n\
+         object ::= \"{\" ws ( string \":\" ws value (\",\" ws string \":\" ws value)* )? \"}\" ws\n\
+         array ::= \"[\" ws ( value (\",\" ws value)* )? \"]\" ws\n\
+         string ::= \"\\\"\" ( [^\"\\\\\\x7F\\x00-\\x1F] | \"\\\\\" ([\"\\\\bfnrt] | \"u\" [0-9a-fA-F]{4}) )* \"\\\"\" ws\n\
+         number ::= (\"-\"? ([0-9] | [1-9] [0-9]{0,15})) (\".\" [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws\n\
+         ws ::= | \" \" | \"\\n\" [ \\t]{0,20}",
+    );
+    check(
+        &json,
+        &["{}", "{ \"a\": [1, -2.5e3, true], \"é\\u00e9\": {\"b\": \"\\\\\"}}", "{\n  \"a\":null }"],
+        &["[]", "{\"a\"}", "{\"a\": 01}", "{\"a\": tru}", "{'a': 1}"],
+    );
+    let moves = gbnf(
+        "root ::= \"1. \" move \" \" move \"\\n\" ([1-9] [0-9]? \". \" move \" \" move \"\\n\")+\n\
+         move ::= (pawn | nonpawn | castle) [+#]?\nnonpawn ::= [NBKQR] [a-h]? [1-8]? \"x\"? [a-h] [1-8]\n\
+         pawn ::= ([a-h] \"x\")? [a-h] [1-8] (\"=\" [NBKQR])?\ncastle ::= \"O-O\" \"-O\"?",
+    );
+    check(&moves, &["1. e4 e5\n2. Nf3 O-O-O+\n"], &["1. e4 e5\n", "1. e9 e5\n", "2. e4 e5\n"]);
+    check(
+        &gbnf("root ::= item+\nitem ::= \"- \" [^\\r\\n\\u2028]+ \"\\n\""),
+        &["- a\n", "- é 🦀\n- b\n"],
+        &["- \n", "a"],
+    );
+}
+
+#[test]
+fn gbnf_parses_like_a_parser_and_not_like_a_lexer() {
+    // Matched pairs, an even number of letters inside recursion, and a name that a keyword begins.
+    check(&gbnf("root ::= \"a\" root \"b\" | \"\""), &["", "ab", "aaabbb"], &["aab", "ba"]);
+    check(&gbnf("root ::= \"a\" root \"a\" | \"b\""), &["b", "aba", "aabaa"], &["ab", "abaa"]);
+    check(&gbnf("root ::= x | \"(\" root \")\"\nx ::= \"a\"* \"ab\""), &["ab", "aaab", "((ab))"], &["a", "(aa)"]);
+    check(&gbnf("root ::= root \"+\" n | n\nn ::= [0-9]+"), &["1", "1+22+3"], &["+1", "1+"]);
+}
+
+#[test]
+fn what_cannot_be_used_is_refused_with_what_and_where() {
+    check_invalid(&schema(json!({"type": "strnig"})), &["JSON schema", "strnig"]);
+    check_invalid(&schema(json!({"type": "object", "properties": {"a": {"not": {}}}})), &["not"]);
+    check_invalid(&schema(json!({"type": "array", "uniqueItems": true})), &["uniqueItems"]);
+    check_invalid(&schema(json!({"$ref": "#/$defs/missing"})), &["missing"]);
+    check_invalid(&schema(json!({"type": "string", "pattern": "("})), &["JSON schema"]);
+    check_invalid(&schema(json!({"type": "integer", "minimum": 5, "maximum": 4})), &["JSON schema"]);
+    check_invalid(&schema(json!([1])), &["object"]);
+    check_invalid(&regex("("), &["regex"]);
+    check_invalid(&regex("(?=a)b"), &["look-around"]);
+    check_invalid(&GrammarSpec::Choice(vec![]), &["choice"]);
+    check_invalid(&GrammarSpec::Choice(vec![String::new()]), &["choice", "empty"]);
+    check_invalid(&GrammarSpec::Lark("start: missing".to_owned()), &["grammar", "missing"]);
+    check_invalid(&GrammarSpec::Lark("start: \"a".to_owned()), &["grammar"]);
+    check_invalid(&GrammarSpec::Lark("start: <[5]>".to_owned()), &["only text"]);
+    check_invalid(&GrammarSpec::Lark(String::new()), &["grammar"]);
+    check_invalid(&gbnf("root ::= root"), &["GBNF grammar"]);
+    check_invalid(&GrammarSpec::Lark("start: start".to_owned()), &["grammar"]);
+    check_invalid(&gbnf("root ::= nope"), &["GBNF grammar", "line 1", "nope"]);
+}
+
+#[test]
+fn hostile_specifications_end_in_an_error_or_a_grammar_and_never_in_a_crash() {
+    let deep = (0..1000).fold(json!({"type": "null"}), |inner, _| json!({"items": inner}));
+    check_invalid(&schema(deep), &["levels deep"]);
+    let wide: serde_json::Map<String, Value> =
+        (0..40_000).map(|n| (format!("property number {n}"), json!({"type": "string"}))).collect();
+    check_invalid(&schema(json!({"properties": wide})), &["bytes"]);
+    check_invalid(&regex(&"(".repeat(100_000)), &["nested"]);
+    check_invalid(&regex(&"a".repeat(2_000_000)), &["bytes"]);
+    check_invalid(&GrammarSpec::Lark(format!("start: {}", "(".repeat(50_000))), &["nested"]);
+    let properties: serde_json::Map<String, Value> =
+        (0..2500).map(|n| (format!("p{n}"), json!({"type": "string", "pattern": format!("^a{n}[b-z]+$")}))).collect();
+    let others = [
+        schema(json!({"properties": properties})),
+        schema(json!({"$ref": "#"})),
+        schema(json!({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"})),
+        schema(json!({"allOf": [{"$ref": "#"}, {"$ref": "#"}]})),
+        schema(
+            json!({"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"items": {"$ref": "#/$defs/a"}}]}}, "$ref": "#/$defs/a"}),
+        ),
+        schema(json!({"$ref": "http://example.com/schema.json"})),
+        schema(json!({"type": "string", "minLength": 4_000_000_000_u64})),
+        schema(json!({"type": "array", "minItems": 1_000_000, "items": {"type": "array", "minItems": 1_000_000}})),
+        schema(json!({"type": "string", "pattern": "((((a{1,100}){1,100}){1,100}){1,100}){1,100}"})),
+        schema(json!({"type": "number", "multipleOf": 1e-300})),
+        regex("((((((a?){1000}){1000}){1000}){1000}){1000})"),
+        regex("(.*a.{500})*(.*b.{500})*(.*c.{500})*"),
+        regex("[\\s\\S]*(a|b|c|d)[\\s\\S]{200}(a|b)[\\s\\S]{300}"),
+        regex("\\p{L}{1,5000}\\p{Greek}{1,5000}"),
+        GrammarSpec::Lark("start: start".to_owned()),
+        GrammarSpec::Lark("start: start start | \"a\" | \"\"".to_owned()),
+        GrammarSpec::Lark("start: A\nA: B\nB: A".to_owned()),
+        GrammarSpec::Lark("start: (((\"a\"*)*)*)*".to_owned()),
+        GrammarSpec::Lark("start: \"a\"{100000000}".to_owned()),
+        GrammarSpec::Lark("start: %json {\"type\": ".to_owned()),
+        GrammarSpec::Lark("%import common.NUMBER\nstart: NUMBER".to_owned()),
+        gbnf("root ::= root"),
+        gbnf("root ::= root root | \"a\" | \"\""),
+        gbnf("root ::= ((([a-z]*)*)*)* root?"),
+    ];
+    for spec in others {
+        let outcome = compiler().compile(&spec, &[]);
+        let followed = outcome.and_then(|mut grammar| {
+            let mut mask = grammar.empty_mask();
+            for _ in 0..50 {
+                if grammar.is_finished() {
+                    break;
+                }
+                grammar.mask(&mut mask)?;
+                let Some(token) = mask.tokens().find(|&token| token < 256) else { break };
+                grammar.accept(token)?;
+            }
+            Ok(())
+        });
+        if let Err(error) = followed {
+            assert!(error.is_clients_mistake() || matches!(error, GrammarError::Stuck(_)), "{spec:?}: {error}");
+            assert!(error.to_string().len() < 700, "{error}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+    #[test]
+    fn no_text_makes_a_grammar_panic(text in "[a-z:=|\"\\[\\](){}*+?/<>%#^.\\\\\n -]{0,60}") {
+        for spec in [
+            GrammarSpec::Regex(text.clone()),
+            GrammarSpec::Lark(format!("start: {text}")),
+            GrammarSpec::Gbnf(format!("root ::= {text}")),
+        ] {
+            if let Err(error) = compiler().compile(&spec, &[]) {
+                prop_assert!(error.is_clients_mistake(), "{:?}: {}", spec, error);
+            }
+        }
+    }
+}
+
+#[test]
+fn ends_are_allowed_exactly_where_the_grammar_may_end_and_control_tokens_nowhere() {
+    let tokenizer = open(&TinyModel::default().to_gguf());
+    let ends = tokenizer.end_of_generation();
+    let mut grammar = compile(&regex("(ab)*(.|\\n)?"));
+    let mut mask = grammar.empty_mask();
+    for (byte, may_end) in [(b'a', true), (b'b', true), (b'x', true)] {
+        grammar.mask(&mut mask).unwrap();
+        assert!(ends.iter().all(|&end| mask.contains(end) == may_end), "before {:?}", char::from(byte));
+        let is_text = |token: u32| token < 256 + taper_testkit::vocab::MERGES.len() as u32 || ends.contains(&token);
+        assert!(mask.tokens().all(is_text));
+        grammar.accept(byte.into()).unwrap();
+    }
+    grammar.mask(&mut mask).unwrap();
+    assert_eq!(mask.tokens().collect::<Vec<_>>(), ends, "finished");
+    let mut grammar = compile(&regex("ab"));
+    assert_eq!(grammar.accept(ends[0]), Err(GrammarError::Refused(ends[0])));
+    assert_eq!(grammar.accept(u32::MAX), Err(GrammarError::Refused(u32::MAX)));
+    assert!(accepts(&mut grammar, "ab"), "a refused token changes nothing");
+}
+
+#[test]
+fn tokens_are_taken_back_one_by_one_and_clones_are_independent() {
+    let text = r#"{"a": [1, 22], "b": "xyz"}"#;
+    let spec =
+        schema(json!({"properties": {"a": {"type": "array", "items": {"type": "integer"}}, "b": {"type": "string"}}}));
+    let mut grammar = compile(&spec);
+    let mut masks = Vec::new();
+    let mut mask = grammar.empty_mask();
+    let end = open(&TinyModel::default().to_gguf()).eos().unwrap();
+    for token in text.bytes().map(u32::from).chain([end]) {
+        grammar.mask(&mut mask).unwrap();
+        masks.push(mask.clone());
+        grammar.accept(token).unwrap();
+    }
+    assert!(grammar.is_finished());
+    let clone = grammar.clone();
+    for num in [1, 2, 3, 7] {
+        grammar.rollback(num).unwrap();
+        grammar.mask(&mut mask).unwrap();
+        assert_eq!(mask, masks[grammar.num_accepted()], "{} tokens left", grammar.num_accepted());
+    }
+    grammar.rollback(grammar.num_accepted()).unwrap();
+    assert!(accepts(&mut grammar, text));
+    assert!(clone.is_finished() && clone.num_accepted() == masks.len());
+}
+
+#[test]
+fn forced_tokens_are_the_usual_ones_and_leave_a_choice_where_there_is_one() {
+    let file = TinyModel::default().to_gguf();
+    let tokenizer = open(&file);
+    let piece = |tokens: &[u32]| tokenizer.decode(tokens, false);
+    let mut grammar = compile(&GrammarSpec::Choice(vec!["q the hello q1".to_owned(), "q the hello q2".to_owned()]));
+    let forced = grammar.forced().unwrap();
+    assert_eq!(piece(&forced), "q the hello q");
+    assert_eq!(forced, tokenizer.encode("q the hello q", taper_text::EncodeOptions::default()).unwrap());
+    for token in forced {
+        grammar.accept(token).unwrap();
+    }
+    assert!(grammar.forced().unwrap().is_empty());
+    // "hel" may go on to "hello", which is one token, so its letters are not forced.
+    let mut grammar = compile(&GrammarSpec::Choice(vec!["hello".to_owned(), "hell".to_owned()]));
+    assert!(grammar.forced().unwrap().is_empty());
+}
+
+#[test]
+fn the_same_specification_is_compiled_once() {
+    let compiler = GrammarCompiler::new(open(&TinyModel::default().to_gguf()));
+    let spec = schema(json!({"type": "integer"}));
+    let mut used = compiler.compile(&spec, &[]).unwrap();
+    assert!(accepts(&mut used, "12"));
+    let mut fresh = compiler.compile(&spec, &[]).unwrap();
+    assert_eq!(fresh.num_accepted(), 0);
+    assert!(accepts(&mut fresh, "-7"));
+}
+
+/// `<unk>`, `<s>`, `</s>`, 256 bytes, pieces with and without a blank, and a token that a user added.
+fn sentence_piece(adds_blank: bool) -> Vec<u8> {
+    let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).into();
+    let mut types = vec![2, 3, 3];
+    tokens.extend((0..=255).map(|byte: u8| format!("<0x{byte:02X}>")));
+    types.resize(tokens.len(), 6);
+    tokens.extend(["▁", "a", "▁a", "1", "▁1", "aa", "<tool>"].map(str::to_owned));
+    types.extend([1, 1, 1, 1, 1, 1, 4]);
+    let scores: Vec<f32> = (0..tokens.len()).map(|id| -(id as f32)).collect();
+    GgufBuilder::new(3)
+        .string("general.architecture", "llama")
+        .string("tokenizer.ggml.model", "llama")
+        .bool("tokenizer.ggml.add_space_prefix", adds_blank)
+        .strings("tokenizer.ggml.tokens", &tokens)
+        .i32s("tokenizer.ggml.token_type", &types)
+        .f32s("tokenizer.ggml.scores", &scores)
+        .u32("tokenizer.ggml.bos_token_id", 1)
+        .u32("tokenizer.ggml.eos_token_id", 2)
+        .u32("tokenizer.ggml.unknown_token_id", 0)
+        .build()
+}
+
+#[test]
+fn sentence_piece_spells_its_own_blank_where_an_answer_begins_a_text() {
+    let allowed = |tokenizer: &Tokenizer, grammar: &mut Grammar| -> Vec<String> {
+        let mut mask = grammar.empty_mask();
+        grammar.mask(&mut mask).unwrap();
+        mask.tokens().map(|token| tokenizer.token_text(token).unwrap().to_owned()).collect()
+    };
+    let tokenizer = open(&sentence_piece(true));
+    let compiler = GrammarCompiler::new(Arc::clone(&tokenizer));
+    let spec = regex("a[1a]");
+    // Behind <s> the tokenizer's blank is still to come; the detokenizer drops it again. Behind text there is none.
+    let mut begins = compiler.compile(&spec, &[1]).unwrap();
+    assert_eq!(allowed(&tokenizer, &mut begins), ["<0x20>", "▁", "▁a"]);
+    let blank_a = tokenizer.encode("a", taper_text::EncodeOptions::default()).unwrap();
+    blank_a.iter().for_each(|&token| begins.accept(token).unwrap());
+    assert_eq!(allowed(&tokenizer, &mut begins), ["<0x31>", "<0x61>", "a", "1"]);
+    let mut continues = compiler.compile(&spec, &[1, blank_a[0]]).unwrap();
+    assert_eq!(allowed(&tokenizer, &mut continues), ["<0x61>", "a", "aa"]);
+    // Without a prefix, a text begins as it continues; and a user's token is text like any other.
+    let tokenizer = open(&sentence_piece(false));
+    let compiler = GrammarCompiler::new(Arc::clone(&tokenizer));
+    let mut plain = compiler.compile(&regex("<tool>|<t"), &[1]).unwrap();
+    assert_eq!(allowed(&tokenizer, &mut plain), ["<0x3C>", "<tool>"]);
+}
