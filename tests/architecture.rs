@@ -21,7 +21,7 @@ const ARROWS: &[(&str, &str, &[&str])] = &[
         ],
     ),
     ("taper-server", "server", &["taper-engine", "taper-text"]),
-    ("taper-bench", "crates/bench", &["taper-engine", "taper-models", "taper-kernels"]),
+    ("taper-bench", "crates/bench", &["taper-models", "taper-kernels"]),
     ("taper-engine", "crates/engine", &["taper-models", "taper-text"]),
     ("taper-models", "models", &["taper-kernels", "taper-checkpoint"]),
     ("taper-text", "crates/text", &["taper-checkpoint"]),

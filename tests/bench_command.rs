@@ -382,8 +382,37 @@ fn what_tune_measured_is_kept_explained_and_forgotten() {
     }
     assert_eq!(rows[4]["params"]["repeats"].as_array().unwrap().len(), 2);
 
-    assert!(tune(&["--reset"]).status.success());
+    let explained = tune(&["--explain", "--shape", "BF16 32x10"]);
+    assert!(stdout(&explained).contains("BF16 32x10") && !stdout(&explained).contains("Q4_0 64x96"));
+    assert!(!tune(&["--explain", "--shape", "Q4_0 32x32"]).status.success());
+
+    assert!(!tune(&["--reset", "--model", "abacus"]).status.success());
+    let reset = tune(&["--reset"]);
+    let told = String::from_utf8_lossy(&reset.stderr);
+    assert!(reset.status.success() && told.contains("any more for 1 thread of this processor with "), "{told}");
     assert!(!tune(&["--explain"]).status.success() && !tune(&["--check"]).status.success());
+}
+
+#[test]
+#[cfg(unix)]
+fn tune_tells_before_it_measures_that_it_cannot_write() {
+    let folder = folder();
+    std::fs::write(folder.path().join("cache"), "a file where a folder should be").unwrap();
+    let mut command = support::taper();
+    command.args(["tune", "--shape", "Q4_0 64x96", "--repeat", "1"]).env("TAPER_CACHE", folder.path().join("cache"));
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && told.contains("cannot write") && !told.contains("rows"), "{told}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn rows_are_printed_when_they_cannot_be_written() {
+    let arguments = [&TINY_GEMM[..], &["--json", "/dev/full"]].concat();
+    let output = taper(&folder(), &arguments);
+    let (printed, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(!output.status.success() && told.contains("cannot write /dev/full"), "{told}");
+    assert!(printed.contains("Q4_0 64x96 M=1") && printed.contains("commit "), "{printed}");
 }
 
 #[test]
@@ -398,8 +427,8 @@ fn a_tune_file_of_an_older_format_is_told_and_replaced() {
     std::fs::write(path, "{\"version\": 1, \"numerics_class\": \"float32\", \"cells\": []}").unwrap();
     let refused = tune(&["--explain"]);
     let told = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && told.contains("format 1") && told.contains("`taper tune`"), "{told}");
-    assert!(stdout(&measure()).starts_with("1 shapes"));
+    assert!(!refused.status.success() && told.contains("format 1") && told.contains("run `taper tune"), "{told}");
+    assert!(stdout(&measure()).starts_with("1 shape;"));
     assert!(tune(&["--explain"]).status.success());
 }
 

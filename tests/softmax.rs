@@ -164,6 +164,14 @@ fn a_calibration_that_cannot_be_used_is_a_warning_and_the_server_serves() {
     check(b"{\"version\": 1, \"model\"", "is not what `taper calibrate` writes");
     check(b"\xff\xfe", "cannot read");
     check(&fs::read(&foreign).unwrap(), "another model");
+    for softmax in ["calibrated", "calibrated-two-sided"] {
+        let refused = folder.taper("run", &["--softmax", softmax, "--raw", "-p", "rain", "-n", "1"]);
+        let said = text(&refused.stderr);
+        assert!(
+            !refused.status.success() && said.contains("another model") && said.contains("taper calibrate --model"),
+            "{said}"
+        );
+    }
 }
 
 #[test]

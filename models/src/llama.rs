@@ -5,7 +5,8 @@
 //! ```
 //!
 //! then the head for the rows that need logits. Prompt pieces and decode steps of any sequences run together; a row's
-//! result depends on its own sequence only. All activations are allocated at load for the largest step, so a forward pass
+//! result depends on its own sequence only. All activations are allocated at load for the largest step; what depends on
+//! the shape of steps (plans of attention, rounded activations) grows with the first of them, after which a forward pass
 //! allocates nothing.
 
 mod blocks;

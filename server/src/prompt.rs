@@ -28,7 +28,8 @@ fn check_fits(served: &Served, text: &str, param: &str) -> Result<(), ApiError> 
     Ok(())
 }
 
-/// Renders a conversation with the model's template and tokenizes it; control tokens come from the template alone. `extra` are variables for the template.
+/// Renders a conversation with the model's template and tokenizes it; control tokens come from the template alone. `extra` are
+/// variables for the template.
 pub(crate) fn encode_chat(
     served: &Served,
     messages: &[ChatMessage],

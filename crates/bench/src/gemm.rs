@@ -109,7 +109,7 @@ fn one_matrix<B: Backend>(
     let most = cases.rows.iter().copied().max().unwrap_or(0);
     let matrix_bytes = n.saturating_mul(row_bytes);
     let count = cases.ring_bytes.div_ceil(matrix_bytes).max(1);
-    let activations_bytes = (n + k).saturating_mul(most).saturating_mul(4);
+    let activations_bytes = n.saturating_add(k).saturating_mul(most).saturating_mul(4);
     afford((count + 1).saturating_mul(matrix_bytes).saturating_add(activations_bytes))?;
     // Which values are multiplied does not change the time, as long as none is subnormal: as a float of any size these
     // bytes are an ordinary number.

@@ -32,3 +32,8 @@ pub use peer::Peer;
 pub use record::{Measurement, Record, figure, params};
 pub use run::{Finished, Run, Setup};
 pub use statistics::{Effort, Summary, quantile};
+
+/// So many of a thing, `1 shape` or `2 shapes`.
+pub fn counted(number: usize, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}

@@ -108,7 +108,8 @@ fn find(model: &Path) -> Result<Option<CalibrationFile>> {
     CalibrationFile::read(&path(&model_sha256)?, &model_sha256)
 }
 
-/// Gives a model the softmax that was asked for, and says which in the log. A calibration that cannot be used is a warning.
+/// Gives a model the softmax that was asked for, and says which in the log. A calibration that cannot be used is a
+/// warning, and an error where it was asked for by name.
 pub(crate) fn apply<B: Backend>(args: &ModelArgs, path: &Path, model: &mut Llama<B>) -> Result<()> {
     let why = match args.softmax {
         SoftmaxKind::Online | SoftmaxKind::Bounded => "asked for".to_string(),
@@ -117,6 +118,11 @@ pub(crate) fn apply<B: Backend>(args: &ModelArgs, path: &Path, model: &mut Llama
             Ok(None) if kind == SoftmaxKind::Auto => "no calibration of this model".to_string(),
             Ok(None) => bail!(
                 "--softmax calibrated needs a calibration of this model, and there is none; this makes it:\n  \
+                 taper calibrate --model {} --text FILE",
+                args.model
+            ),
+            Err(error) if kind != SoftmaxKind::Auto => bail!(
+                "{error:#}\n--softmax calibrated needs a calibration that can be used; this makes a new one:\n  \
                  taper calibrate --model {} --text FILE",
                 args.model
             ),

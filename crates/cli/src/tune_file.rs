@@ -1,15 +1,18 @@
 //! What `taper tune` found on this machine, as a file: written by it, read whenever a model is loaded. One file has the cells of
 //! both numerics classes; a run with mixed activations uses both, since logits are always computed with full ones.
 
-use anyhow::{Context, Result};
+use crate::output;
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use taper_bench::Machine;
 use taper_bench::tune::{Cell, parse_shape, shape_name, tuning};
 use taper_hub::Hub;
 use taper_kernels::BackendInfo;
+use taper_kernels::cpu::cores::Cores;
 use taper_kernels::cpu::gemm::{Activations, Choice, Tuning};
+use taper_kernels::cpu::isa::Isa;
 
 /// Raised when candidates, their names or the numerics change meaning.
 const VERSION: u32 = 2;
@@ -36,7 +39,7 @@ struct CellJson {
 
 impl TuneFile {
     /// An empty one for this machine and backend.
-    pub(crate) fn new(info: &BackendInfo) -> TuneFile {
+    fn new(info: &BackendInfo) -> TuneFile {
         TuneFile {
             version: VERSION,
             machine: Machine::read().cpu,
@@ -60,30 +63,49 @@ impl TuneFile {
         struct Version {
             version: u32,
         }
-        let text = match fs::read_to_string(path) {
-            Ok(text) => text,
+        let (shown, command) = (path.display(), command(info));
+        let broken = || format!("{shown} is not what `taper tune` writes; `{command} --reset` removes it");
+        // Reading a pipe would wait for a writer.
+        let read = || if fs::metadata(path)?.is_file() { fs::read(path).map(Some) } else { Ok(None) };
+        let text = match read() {
+            Ok(text) => text.with_context(broken)?,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+            Err(error) => return Err(error).with_context(|| format!("cannot read {shown}")),
         };
-        let broken = || format!("{} is not what `taper tune` writes; `taper tune --reset` removes it", path.display());
-        let Version { version } = serde_json::from_str(&text).with_context(broken)?;
+        let Version { version } = serde_json::from_slice(&text).with_context(broken)?;
         if version != VERSION {
             tracing::warn!(
-                "{} is of format {version}, not {VERSION}, and not used; run `taper tune` to measure again",
-                path.display()
+                "{shown} is of format {version}, not {VERSION}, and not used; run `{command}` to measure again"
             );
             return Ok(None);
         }
-        let file: TuneFile = serde_json::from_str(&text).with_context(broken)?;
+        let file: TuneFile = serde_json::from_slice(&text).with_context(broken)?;
+        let mut costs = file.cells.iter().flat_map(|cell| &cell.costs);
+        ensure!(costs.all(|&(_, micros)| micros > 0.0 && micros.is_finite()), broken());
         let same = TuneFile { cells: Vec::new(), ..file.clone() } == TuneFile::new(info);
         Ok(same.then_some(file))
     }
 
+    /// Takes newly measured cells into the file, beside those that others wrote meanwhile; what it then has. A file that
+    /// cannot be read is replaced: who measures wants the measurements kept.
+    pub(crate) fn update(path: &Path, info: &BackendInfo, cells: &[Cell]) -> Result<TuneFile> {
+        let _lock = lock(path)?;
+        let mut file = match TuneFile::read(path, info) {
+            Ok(file) => file.unwrap_or_else(|| TuneFile::new(info)),
+            Err(error) => {
+                output::status(&format!("{error:#}; it is replaced"));
+                TuneFile::new(info)
+            }
+        };
+        file.put(cells);
+        file.write(path)?;
+        Ok(file)
+    }
+
     /// Replaces the file, whole or not at all.
-    pub(crate) fn write(&self, path: &Path) -> Result<()> {
-        let folder = path.parent().unwrap_or(Path::new("."));
+    fn write(&self, path: &Path) -> Result<()> {
         let write = || {
-            fs::create_dir_all(folder)?;
+            create_folder(path)?;
             let part = path.with_extension(format!("part-{}", std::process::id()));
             fs::write(&part, serde_json::to_string_pretty(self)? + "\n")?;
             fs::rename(&part, path)
@@ -92,7 +114,7 @@ impl TuneFile {
     }
 
     /// Takes in newly measured cells in place of older ones of the same shape and class.
-    pub(crate) fn put(&mut self, cells: &[Cell]) {
+    fn put(&mut self, cells: &[Cell]) {
         let new: Vec<CellJson> = cells.iter().map(CellJson::of).collect();
         self.cells.retain(|old| new.iter().all(|new| (&new.shape, &new.class) != (&old.shape, &old.class)));
         self.cells.extend(new);
@@ -129,6 +151,35 @@ impl CellJson {
     }
 }
 
+/// The command that measures for this backend: with threads and instruction set, where they are not those of a plain one.
+pub(crate) fn command(info: &BackendInfo) -> String {
+    let mut command = "taper tune".to_string();
+    if info.threads != Cores::of_this_machine().threads {
+        command += &format!(" --threads {}", info.threads);
+    }
+    if info.isa != Isa::best().name() {
+        command += &format!(" --isa {}", info.isa);
+    }
+    command
+}
+
+fn create_folder(path: &Path) -> std::io::Result<()> {
+    fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))
+}
+
+/// Keeps other processes from updating the file until dropped. The lock is a file beside it, which stays: to remove it would
+/// let a third process lock another one.
+fn lock(path: &Path) -> Result<File> {
+    let path = path.with_extension("lock");
+    let lock = || -> std::io::Result<File> {
+        create_folder(&path)?;
+        let file = File::options().create(true).truncate(false).write(true).open(&path)?;
+        file.lock()?;
+        Ok(file)
+    };
+    lock().with_context(|| format!("cannot write {}", path.display()))
+}
+
 /// The choices measured for this backend, if any; a file that cannot be read is told in the log and costs only speed.
 pub(crate) fn load(info: &BackendInfo) -> Tuning {
     let read = || TuneFile::read(&TuneFile::path(info)?, info);
@@ -152,13 +203,13 @@ mod tests {
     }
 
     /// One of each class, with another fastest choice.
-    fn cells() -> Vec<Cell> {
+    fn cells() -> [Cell; 2] {
         let shape = parse_shape("Q4_0 64x96").unwrap();
         let cell = |activations, costs: [f64; 3]| {
             let costs: Vec<_> = Choice::candidates(Isa::best(), 9).into_iter().zip(costs).collect();
             Cell { shape, activations, rows: 9, costs }
         };
-        vec![cell(Activations::Full, [3e-6, 1e-6, 2e-6]), cell(Activations::Mixed, [3e-6, 2e-6, 1e-6])]
+        [cell(Activations::Full, [3e-6, 1e-6, 2e-6]), cell(Activations::Mixed, [3e-6, 2e-6, 1e-6])]
     }
 
     #[test]
@@ -166,10 +217,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep").join("tune.json");
         assert_eq!(TuneFile::read(&path, &info()).unwrap(), None);
-        let mut file = TuneFile::new(&info());
-        file.put(&cells());
-        file.put(&cells()[1..]);
-        file.write(&path).unwrap();
+        let file = TuneFile::update(&path, &info(), &cells()).unwrap();
+        assert_eq!(TuneFile::update(&path, &info(), &cells()[1..]).unwrap(), file);
         let read = TuneFile::read(&path, &info()).unwrap().unwrap();
         assert_eq!(read, file);
         assert_eq!(read.cells(), cells());
@@ -201,11 +250,55 @@ mod tests {
             r#"{"version": 1, "machine": "m", "numerics_class": "c", "cells": [{"shape": "Q4_0 64x96", "rows": 1}]}"#;
         fs::write(&path, old).unwrap();
         assert_eq!(TuneFile::read(&path, &info()).unwrap(), None);
-        for broken in ["{", "{}", r#"{"version": 2}"#] {
+        let whole = r#"{"version": 2, "machine": "m", "threads": 1, "isa": "i", "cells": [
+            {"shape": "Q4_0 64x96", "class": "c", "rows": 1, "costs": [["portable 1x1", COST]]}]}"#;
+        fs::write(&path, whole.replace("COST", "0.5")).unwrap();
+        assert_eq!(TuneFile::read(&path, &info()).unwrap(), None, "of another machine");
+        let costs = ["0.0", "-1.5", "null"].map(|cost| whole.replace("COST", cost));
+        let broken = [&b"{"[..], b"{}", br#"{"version": 2}"#, b"\xff\xfe"];
+        for broken in broken.into_iter().chain(costs.iter().map(String::as_bytes)) {
             fs::write(&path, broken).unwrap();
-            let error = TuneFile::read(&path, &info()).unwrap_err();
-            assert!(format!("{error:#}").contains("taper tune --reset"), "{broken}");
+            let error = format!("{:#}", TuneFile::read(&path, &info()).unwrap_err());
+            assert!(error.contains("taper tune") && error.contains("--reset` removes it"), "{error}");
         }
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_pipe_in_place_of_the_file_is_an_error_and_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tune.json");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert!(format!("{:#}", TuneFile::read(&path, &info()).unwrap_err()).contains("--reset` removes it"));
+    }
+
+    #[test]
+    fn who_measures_at_the_same_time_keeps_the_shapes_of_the_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tune.json");
+        let shapes: Vec<_> = (1..=32).map(|n| parse_shape(&format!("Q4_0 {n}x96")).unwrap()).collect();
+        std::thread::scope(|scope| {
+            for shapes in shapes.chunks(8) {
+                let path = &path;
+                scope.spawn(move || {
+                    for &shape in shapes {
+                        let cells = cells().map(|cell| Cell { shape, ..cell });
+                        TuneFile::update(path, &info(), &cells).unwrap();
+                    }
+                });
+            }
+        });
+        let kept: std::collections::BTreeSet<_> =
+            TuneFile::read(&path, &info()).unwrap().unwrap().cells().iter().map(|cell| cell.shape).collect();
+        assert_eq!(kept.len(), shapes.len());
+    }
+
+    #[test]
+    fn the_command_that_measures_names_threads_and_instruction_set_where_they_are_not_the_usual_ones() {
+        let usual = Cpu::new(CpuConfig::default()).unwrap().info();
+        assert_eq!(command(&usual), "taper tune");
+        let other = BackendInfo { threads: usual.threads + 1, isa: "abacus", ..usual };
+        assert_eq!(command(&other), format!("taper tune --threads {} --isa abacus", usual.threads + 1));
     }
 
     #[test]

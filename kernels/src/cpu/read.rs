@@ -14,8 +14,9 @@ const AHEAD: usize = 16;
 /// `streams` (1, 4, 8 or 16) consecutive pieces that are walked together.
 ///
 /// # Panics
-/// For another number of streams.
+/// For another number of streams, and for an instruction set that this machine does not have.
 pub fn read(isa: Isa, data: &[f32], streams: usize) -> f32 {
+    assert!(isa.is_available(), "{} is not available on this machine", isa.name());
     let lines = data.as_chunks::<LANES>().0;
     let mut sum = 0.0;
     match streams {
@@ -68,6 +69,13 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    #[should_panic(expected = "is not available on this machine")]
+    fn an_instruction_set_that_the_machine_lacks_is_refused() {
+        let foreign = if cfg!(target_arch = "x86_64") { Isa::Neon } else { Isa::Avx2 };
+        read(foreign, &[], 1);
     }
 
     #[test]

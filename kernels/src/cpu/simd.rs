@@ -72,7 +72,7 @@ pub(crate) fn run<K: Kernel>(isa: Isa, kernel: K) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: an `Isa` other than portable comes from `Isa::parse`, `best` or `available`, which give only what the
-        // processor has; `Cpu::new` and `softmax::Context::new` check it once more.
+        // processor has; the public doors that take any (`Cpu::new`, `softmax::Context::new`, `read`) check it once more.
         Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx | Isa::AmxEmulated => unsafe { run_avx512(kernel) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.

@@ -1,7 +1,7 @@
 //! Block attention, online: the softmax-weighted sum of values for one query, without ever holding all scores.
 //!
 //! Keys come in blocks of 64. Per block: scores `x = q.k`, the reference `m' = max(m, floor of the largest x)`, weights
-//! `p = 2^(x - m')`, and both sums corrected: `l' = l 2^(m - m') + sum p`, `o' = o 2^(m - m') + sum p v`. Splits of 512 keys run
+//! `p = 2^(x - m')`, and both sums corrected: `l' = l 2^(m - m') + sum p`, `o' = o 2^(m - m') + sum p v`. Splits of 256 keys run
 //! on all threads and their (m, l, o) are merged as a tree, neighbours first; the answer is `o / l`.
 
 use super::row::{load, reference, scale_and_divide, store, weights};

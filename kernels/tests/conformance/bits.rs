@@ -2,10 +2,10 @@
 //! was cut into steps, on threads, or on the instruction set. Bits are compared.
 
 use crate::blocks;
-use crate::fixture::{How, Sequences, download, to_bits, upload};
+use crate::fixture::{How, Sequences, download, no_rope, to_bits, upload};
 use crate::operations::{add_norm_of, norm_of, qk_norm_of, silu_of};
 use std::ops::Range;
-use taper_kernels::{Backend, HeadLayout, KvDtype, MatrixData, Rope, RopeKind, WeightType};
+use taper_kernels::{Backend, HeadLayout, KvDtype, MatrixData, Rope, RopeKind, Softmax, UnifiedRange, WeightType};
 use taper_testkit::rng::SplitMix;
 use taper_testkit::thin::thinned;
 
@@ -15,6 +15,25 @@ pub(crate) fn suite<B: Backend>(backend: &B) {
     what_lies_behind_a_row_does_not_matter(backend);
     rows_of_other_operations_are_alone(backend);
     gate_and_up_in_one_pass_have_the_bits_of_two(backend);
+}
+
+/// Attention of the ends of some sequences, long enough that several threads leave more states than are kept at once and
+/// merge them in rounds; one thread has one round.
+pub(crate) fn of_attention_in_rounds<B: Backend>(backend: &B) -> Vec<Vec<u32>> {
+    let mut rng = SplitMix::new(24);
+    let heads = HeadLayout { num_heads: 12, num_kv_heads: 4, head_dim: 16 };
+    let sequences = Sequences::new(&mut rng, heads, &[1100, 700, 1]);
+    let ranges = [UnifiedRange { phi: 0, a: -1.0, b: 1.0 }; 4];
+    let hows = [Softmax::Online, Softmax::Bounded, Softmax::Calibrated(&ranges)].map(How::split_kv);
+    let attention = |how| {
+        let mut cache = sequences.cache(backend);
+        let all: Vec<_> = (0..3).map(|sequence| (sequence, 0..sequences.len(sequence))).collect();
+        sequences.store(backend, &mut cache, &no_rope(), &all);
+        // Thirty-two rows of twelve heads with five splits: 1920 states, and tasks of two threads leave 1024 at once.
+        let ends = [(0, 1068..1100), (1, 699..700), (2, 0..1)];
+        to_bits(&sequences.run(backend, &mut cache, &no_rope(), how, &ends))
+    };
+    hows.map(attention).into()
 }
 
 fn rope(rotary_dim: usize) -> Rope {
@@ -74,7 +93,7 @@ fn chunked_prompts_equal_whole_ones<B: Backend>(backend: &B) {
             }
         }
     }
-    // Three splits, whose states are merged in one order whoever made them.
+    // Five splits, whose states are merged in one order whoever made them.
     let sequences = Sequences::new(&mut rng, HeadLayout { num_heads: 2, num_kv_heads: 1, head_dim: 18 }, &[1100]);
     let whole = run_steps(backend, &sequences, How::ONLINE, &chunks(1100, &[1100]));
     assert!(run_steps(backend, &sequences, How::ONLINE, &chunks(1100, &[1000, 30, 1])) == whole);

@@ -113,3 +113,14 @@ fn instruction_sets_and_threads_do_not_change_a_bit() {
         }
     }
 }
+
+#[test]
+fn attention_merged_in_rounds_has_the_bits_of_attention_in_one() {
+    for isa in Isa::available() {
+        let with = |threads| bits::of_attention_in_rounds(&cpu(isa.name(), threads).unwrap());
+        let one = with(1);
+        for threads in [2, 3] {
+            assert!(with(threads) == one, "{} with {threads} threads", isa.name());
+        }
+    }
+}

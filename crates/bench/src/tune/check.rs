@@ -4,7 +4,7 @@
 
 use super::products::{Arm, Products};
 use super::{Effort, shape_name};
-use crate::{Column, Findings, Measurement, Record, Summary, params, quantile};
+use crate::{Column, Findings, Measurement, Record, Summary, counted, params, quantile};
 use taper_kernels::cpu::gemm::{Activations, Choice, Shape, Tuning};
 
 /// Name of the benchmark.
@@ -136,12 +136,13 @@ impl Verdict {
         )
     }
 
+    /// The median and percentiles are of single repeats; `sum` is what counts, where a candidate's cost is its median.
     fn row(&self, name: String) -> Measurement {
-        let (low, high) = self.spread();
         Measurement {
             bench: NAME,
             case: name,
             params: params([
+                ("sum", self.sum.into()),
                 ("repeats", self.repeats.clone().into()),
                 ("worst", self.worst.1.into()),
                 ("worst_case", self.worst.0.clone().into()),
@@ -149,7 +150,7 @@ impl Verdict {
                 ("rule_worst", self.rule.1.into()),
                 ("oracle_ms", (self.oracle_seconds * 1e3).into()),
             ]),
-            summary: Summary { median: self.sum, p10: low, p90: high },
+            summary: Summary::of(&self.repeats),
             unit: "x oracle",
             bytes: None,
             gbps: None,
@@ -208,12 +209,12 @@ pub fn findings(cells: &[CheckedCell]) -> Findings {
         .collect();
     let verdict = Verdict::of(cells);
     let within = |value: f64, limit: f64| if value <= limit { "within" } else { "NOT within" };
-    notes.push(format!("all {} cells: {}", cells.len(), verdict.sentence()));
+    notes.push(format!("all {}: {}", counted(cells.len(), "cell"), verdict.sentence()));
     notes.push(format!(
-        "the sum is {} {SUM} of the oracle (the fastest candidate of each cell, by the median of {} repeats), the worst \
+        "the sum is {} {SUM} of the oracle (the fastest candidate of each cell, by the median of {}), the worst \
          cell is {} {WORST}",
         within(verdict.sum, SUM),
-        verdict.repeats.len(),
+        counted(verdict.repeats.len(), "repeat"),
         within(verdict.worst.1, WORST)
     ));
     Findings { columns: COLUMNS.to_vec(), plots: Vec::new(), notes }
@@ -264,6 +265,9 @@ mod tests {
             ["Q4_0 48x64 M=1", "Q4_0 48x64 M=2", "all cells"]
         );
         assert_eq!((rows[0].summary.median, rows[0].bytes), (5e6, Some(48.0 * 36.0)));
+        let Summary { median, p10, p90 } = rows[2].summary;
+        assert!(p10 > 0.75 && p10 < median && median == 13.0 / 12.0 && p90 == median, "{:?}", rows[2].summary);
+        assert_eq!(rows[2].params["sum"], 13.0 / 12.0);
         assert_eq!((&rows[0].params["over_oracle"], &rows[2].params["worst"]), (&1.25.into(), &1.25.into()));
     }
 

@@ -47,7 +47,7 @@ impl<'a> Products<'a> {
         let row_bytes = weight_type.row_bytes(inputs).unwrap_or(0);
         let matrix_bytes = outputs.saturating_mul(row_bytes);
         let count = RING_BYTES.div_ceil(matrix_bytes.max(1)).clamp(1, 512);
-        let activations_bytes = (outputs + inputs).saturating_mul(most_rows).saturating_mul(8);
+        let activations_bytes = outputs.saturating_add(inputs).saturating_mul(most_rows).saturating_mul(8);
         afford(matrix_bytes.saturating_mul(count + 1).saturating_add(activations_bytes))?;
         let bytes = vec![0x3c; matrix_bytes];
         let data = MatrixData { weight_type, rows: outputs, cols: inputs, bytes: &bytes };

@@ -20,12 +20,13 @@ pub(crate) struct TuneArgs {
     #[arg(long = "model", short = 'm', value_name = "NAME", default_value = taper_hub::DEFAULT_MODEL, env = "TAPER_MODEL")]
     pub(crate) models: Vec<String>,
 
-    /// Shapes to measure instead, such as "Q4_0 2048x8192" (outputs, inputs); may be given several times.
+    /// Shapes to measure instead (with --explain, to print), such as "Q4_0 2048x8192" (outputs, inputs); may be given several
+    /// times.
     #[arg(long = "shape", value_name = "SHAPE", value_parser = shape)]
     pub(crate) shapes: Vec<Shape>,
 
     /// Turns of each candidate that keeps up [default: 7]; with --check, repeats of all of it [default: 3].
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = positive, conflicts_with_all = ["explain", "reset"])]
     pub(crate) repeat: Option<usize>,
 
     /// Print the table that was measured before, with the cost of every alternative and the price of the numerics class, and
@@ -42,15 +43,15 @@ pub(crate) struct TuneArgs {
     pub(crate) activations: ActivationsKind,
 
     /// With --check: numbers of rows.
-    #[arg(long, value_name = "M,...", value_delimiter = ',', default_values_t = ROWS, value_parser = positive)]
+    #[arg(long, value_name = "M,...", value_delimiter = ',', default_values_t = ROWS, value_parser = positive, requires = "check", conflicts_with_all = ["explain", "reset"])]
     pub(crate) rows: Vec<usize>,
 
     /// With --check: print one JSON object per row instead of the table, or write them to FILE beside it.
-    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", requires = "check")]
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", requires = "check", conflicts_with_all = ["explain", "reset"])]
     pub(crate) json: Option<PathBuf>,
 
-    /// Forget what was measured for this processor.
-    #[arg(long, conflicts_with_all = ["explain", "check"])]
+    /// Forget what was measured for this processor, its instruction set and number of threads.
+    #[arg(long, conflicts_with_all = ["explain", "check", "shapes"])]
     pub(crate) reset: bool,
 }
 
@@ -58,4 +59,31 @@ fn shape(text: &str) -> Result<Shape, String> {
     let example =
         "expected a weight type and NxK (outputs, inputs), such as \"Q4_0 2048x8192\", K a whole number of blocks";
     taper_bench::tune::parse_shape(text).ok_or_else(|| format!("`{text}` is no shape: {example}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::args::Cli;
+    use clap::Parser;
+
+    #[test]
+    fn a_flag_that_would_do_nothing_is_refused() {
+        let parse = |line: &str| Cli::try_parse_from(["taper", "tune"].into_iter().chain(line.split_whitespace()));
+        for line in [
+            "--rows 1",
+            "--json",
+            "--explain --json",
+            "--explain --rows 1",
+            "--explain --repeat 2",
+            "--reset --repeat 2",
+            "--reset --rows 1",
+            "--reset --json",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+        assert!(Cli::try_parse_from(["taper", "tune", "--reset", "--shape", "Q4_0 64x96"]).is_err());
+        for line in ["", "--repeat 2", "--check --rows 1,2 --json --repeat 2", "--explain", "--reset --threads 2"] {
+            assert!(parse(line).is_ok(), "{line}");
+        }
+    }
 }

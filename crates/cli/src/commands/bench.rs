@@ -63,11 +63,9 @@ pub(crate) struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// Opens what will be written, so that a wrong path is told before minutes of measuring, and measures the bandwidth.
+    /// Opens what will be written, and measures the bandwidth.
     pub(crate) fn start(args: &'a BenchOutputArgs, setup: Setup) -> Result<Bench<'a>> {
-        for path in [&args.json, &args.report].into_iter().flatten().filter(|path| *path != Path::new("-")) {
-            File::options().create(true).append(true).open(path).with_context(|| cannot_write(path))?;
-        }
+        try_to_write(args)?;
         let run = Run::start(setup)?;
         if let Some(ceiling) = run.ceiling_before() {
             output::status(&format!("read bandwidth: {ceiling:.1} GB/s"));
@@ -79,32 +77,40 @@ impl<'a> Bench<'a> {
         self.run.add(rows);
     }
 
-    /// Measures the bandwidth again, and prints and writes the rows.
+    /// Measures the bandwidth again, and prints and writes the rows: each as far as it can, whatever became of the other.
     pub(crate) fn finish(self, findings: impl FnOnce(&Finished) -> Findings) -> Result<()> {
         let Bench { args, run } = self;
-        let finished = run.finish()?;
+        let finished = run.finish();
         let findings = findings(&finished);
         let json: Vec<String> = finished.records.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
-        let to_stdout = args.json.as_deref() == Some(Path::new("-"));
-        match &args.json {
-            Some(_) if to_stdout => json.iter().try_for_each(|row| output::line(row))?,
-            Some(path) => fs::write(path, json.join("\n") + "\n").with_context(|| cannot_write(path))?,
-            None => {}
-        }
-        if !to_stdout {
-            print(&finished, &findings)?;
-        } else {
+        let (printed, written) = if args.json.as_deref() == Some(Path::new("-")) {
             findings.notes.iter().chain(&finished.warnings()).for_each(|line| output::status(line));
-        }
-        if let Some(path) = &args.report {
+            (json.iter().try_for_each(|row| output::line(row)), Ok(()))
+        } else {
+            let rows = json.join("\n") + "\n";
+            (print(&finished, &findings), args.json.as_deref().map_or(Ok(()), |path| write(path, rows)))
+        };
+        let reported = args.report.as_deref().map_or(Ok(()), |path| {
             let arguments: Vec<String> = std::env::args().skip(1).collect();
             let command = format!("taper {}", arguments.join(" "));
-            let page = report::html(&command, &finished, &findings)?;
-            fs::write(path, page).with_context(|| cannot_write(path))?;
+            write(path, report::html(&command, &finished, &findings)?)?;
             output::status(&format!("report: {}", path.display()));
-        }
-        Ok(())
+            Ok(())
+        });
+        printed.and(written).and(reported)
     }
+}
+
+/// Opens what will be written, so that a wrong path is told before minutes of loading and measuring.
+fn try_to_write(args: &BenchOutputArgs) -> Result<()> {
+    for path in [&args.json, &args.report].into_iter().flatten().filter(|path| *path != Path::new("-")) {
+        File::options().create(true).append(true).open(path).with_context(|| cannot_write(path))?;
+    }
+    Ok(())
+}
+
+fn write(path: &Path, content: String) -> Result<()> {
+    fs::write(path, content).with_context(|| cannot_write(path))
 }
 
 fn cannot_write(path: &Path) -> String {

@@ -173,7 +173,7 @@ fn bandwidth(setup: Setup) -> Result<Option<Record>> {
     if setup.bandwidth_bytes > 0 {
         output::status("measuring the read bandwidth ...");
     }
-    let rows = Run::start(setup)?.finish()?.records;
+    let rows = Run::start(setup)?.finish().records;
     Ok(rows.into_iter().max_by(|a, b| a.median.total_cmp(&b.median)))
 }
 

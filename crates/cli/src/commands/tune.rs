@@ -8,11 +8,12 @@ use crate::commands::bench;
 use crate::load;
 use crate::output;
 use crate::progress::Bars;
-use crate::tune_file::TuneFile;
-use anyhow::{Context, Result, bail};
+use crate::tune_file::{self, TuneFile};
+use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use taper_bench::counted;
 use taper_bench::tune::{Cell, Effort, Products, against_the_best, shape_name};
 use taper_kernels::cpu::gemm::{Activations, Shape};
 use taper_kernels::cpu::isa::Isa;
@@ -23,15 +24,17 @@ pub(crate) fn run(args: &TuneArgs) -> Result<()> {
     let info = bench::cpu(&args.compute)?.info();
     let path = TuneFile::path(&info)?;
     let measured = || {
-        let file = TuneFile::read(&path, &info)?;
+        let file = TuneFile::read(&path, &info)?.filter(|file| !file.cells().is_empty());
         file.with_context(|| {
-            format!("nothing was measured for {} threads of this processor yet; run `taper tune`", info.threads)
+            format!("nothing was measured for {} yet; run `{}`", subject(&info), tune_file::command(&info))
         })
     };
     if args.reset {
-        reset(&path)
+        reset(args, &info, &path)
     } else if args.explain {
-        let cells = measured()?.cells();
+        let mut cells = measured()?.cells();
+        cells.retain(|cell| args.shapes.is_empty() || args.shapes.contains(&cell.shape));
+        ensure!(!cells.is_empty(), "no such --shape was measured; `taper tune --explain` alone prints those that were");
         output::status(&format!("from {}", path.display()));
         explain::run(&cells, args.activations.into())
     } else if args.check {
@@ -41,26 +44,28 @@ pub(crate) fn run(args: &TuneArgs) -> Result<()> {
     }
 }
 
-fn reset(path: &Path) -> Result<()> {
+/// What measurements are of.
+fn subject(info: &BackendInfo) -> String {
+    format!("{} of this processor with {}", counted(info.threads, "thread"), info.isa)
+}
+
+fn reset(args: &TuneArgs, info: &BackendInfo, path: &Path) -> Result<()> {
+    // Not for the parser, to which a model named by the environment is as good as a flag.
+    let unnamed = std::env::var("TAPER_MODEL").unwrap_or_else(|_| taper_hub::DEFAULT_MODEL.into());
+    ensure!(args.models == [unnamed], "--reset forgets the shapes of all models; it goes without --model");
     match fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             bail!("cannot remove {}: {error}", path.display())
         }
-        _ => output::status(&format!("nothing is measured for this processor any more ({})", path.display())),
+        _ => output::status(&format!("nothing is measured any more for {} ({})", subject(info), path.display())),
     }
     Ok(())
 }
 
 fn measure(args: &TuneArgs, info: &BackendInfo, path: &Path) -> Result<()> {
     let shapes = shapes(args)?;
-    let mut file = match TuneFile::read(path, info) {
-        Ok(file) => file.unwrap_or_else(|| TuneFile::new(info)),
-        // The user asked for new measurements; an unreadable file is no reason to refuse them.
-        Err(error) => {
-            output::status(&format!("{error:#}; it is replaced"));
-            TuneFile::new(info)
-        }
-    };
+    // As it is, so that a file that cannot be written is told before minutes of measuring.
+    let mut file = TuneFile::update(path, info, &[])?;
     let (isa, pool) = (Isa::parse(info.isa)?, Pool::new(info.threads));
     let effort = Effort::default();
     let effort = Effort { turns: args.repeat.unwrap_or(effort.turns), ..effort };
@@ -70,11 +75,11 @@ fn measure(args: &TuneArgs, info: &BackendInfo, path: &Path) -> Result<()> {
         let mut products = Products::new(isa, &pool, shape, most_rows)?;
         let cells = products.measure(&Activations::ALL, &effort, &mut |cell| output::status(&line(cell)));
         // Kept shape by shape: who interrupts loses the one in progress.
-        file.put(&cells);
-        file.write(path)?;
+        file = TuneFile::update(path, info, &cells)?;
     }
     let cells = file.cells();
-    output::line(&format!("{} shapes; time of all products over the time of the fastest of each:", shapes.len()))?;
+    let num_shapes = counted(shapes.len(), "shape");
+    output::line(&format!("{num_shapes}; time of all products over the time of the fastest of each:"))?;
     for activations in Activations::ALL {
         let is_new = |cell: &&Cell| cell.activations == activations && shapes.contains(&cell.shape);
         let cells: Vec<Cell> = cells.iter().filter(is_new).cloned().collect();

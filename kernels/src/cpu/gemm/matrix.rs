@@ -9,6 +9,7 @@ use crate::cpu::pool::Pool;
 use crate::memory::AlignedVec;
 use crate::{Error, MatrixData, WeightType};
 use half::f16;
+use std::ops::Range;
 
 /// Rows of one type inside a matrix.
 #[derive(Debug)]
@@ -24,6 +25,13 @@ pub(super) struct Part {
 impl Part {
     pub(super) fn num_panels(&self) -> usize {
         self.rows.div_ceil(PANEL_ROWS)
+    }
+
+    /// Addresses from a panel on, at most so many.
+    fn addresses(&self, panel: usize, most: usize) -> Range<usize> {
+        let bytes = &self.data[panel * self.panel_bytes..];
+        let start = bytes.as_ptr().addr();
+        start..start + bytes.len().min(most)
     }
 }
 
@@ -84,18 +92,22 @@ impl PackedMatrix {
         matches!(&self.parts[..], [gate, up] if gate.rows == up.rows)
     }
 
-    /// Addresses of the first bytes, at most so many, of part i of n equal parts of the panels (of a pair, of each one's).
-    pub(in crate::cpu) fn first_addresses(&self, (i, n): (usize, usize), most: usize) -> std::ops::Range<usize> {
-        let mut panel = i * (if self.is_pair() { self.parts[0].num_panels() } else { self.num_panels() }) / n;
+    /// Addresses of the first bytes, at most so many together, of part i of n equal parts of the panels; of a pair, half of
+    /// them in gate and half in up.
+    pub(in crate::cpu) fn first_addresses(&self, (i, n): (usize, usize), most: usize) -> [Range<usize>; 2] {
+        if let [gate, up] = &self.parts[..]
+            && self.is_pair()
+        {
+            return [gate, up].map(|part| part.addresses(i * part.num_panels() / n, most / 2));
+        }
+        let mut panel = i * self.num_panels() / n;
         for part in &self.parts {
             if panel < part.num_panels() {
-                let bytes = &part.data[panel * part.panel_bytes..];
-                let start = bytes.as_ptr().addr();
-                return start..start + bytes.len().min(most);
+                return [part.addresses(panel, most), 0..0];
             }
             panel -= part.num_panels();
         }
-        0..0
+        [0..0, 0..0]
     }
 
     /// Bytes that one product reads.

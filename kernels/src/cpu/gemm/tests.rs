@@ -444,7 +444,22 @@ fn the_first_addresses_of_a_part_are_where_its_first_panel_lies() {
     let bytes = |part: usize| matrix.parts[part].data.as_ptr_range();
     // Eight panels: three of the first type, five of the second. The second of two threads begins with panel 4.
     let start = bytes(0).start.addr();
-    assert_eq!(matrix.first_addresses((0, 2), 100), start..start + 100);
+    assert_eq!(matrix.first_addresses((0, 2), 100), [start..start + 100, 0..0]);
     let start = bytes(1).start.addr() + matrix.parts[1].panel_bytes;
-    assert_eq!(matrix.first_addresses((1, 2), usize::MAX), start..bytes(1).end.addr());
+    assert_eq!(matrix.first_addresses((1, 2), usize::MAX), [start..bytes(1).end.addr(), 0..0]);
+}
+
+#[test]
+fn the_first_addresses_of_a_part_of_a_pair_are_as_many_in_gate_as_in_up() {
+    let pool = Pool::new(1);
+    let (gate, up) = (Weights::random(WeightType::Q8_0, 48, 64, 1), Weights::random(WeightType::F16, 48, 64, 2));
+    let matrix = PackedMatrix::pack(&[gate.data(), up.data()], &pool).unwrap();
+    // Three panels each; the second of two threads begins with panel 1 of both.
+    let first = |part: usize, panel: usize| {
+        let part = &matrix.parts[part];
+        part.data[panel * part.panel_bytes..].as_ptr().addr()
+    };
+    assert_eq!(matrix.first_addresses((0, 2), 100), [0, 1].map(|part| first(part, 0)..first(part, 0) + 50));
+    let ends = [0, 1].map(|part| matrix.parts[part].data.as_ptr_range().end.addr());
+    assert_eq!(matrix.first_addresses((1, 2), usize::MAX), [0, 1].map(|part| first(part, 1)..ends[part]));
 }

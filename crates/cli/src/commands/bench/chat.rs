@@ -1,6 +1,6 @@
 //! `taper bench chat`
 
-use super::{Bench, setup};
+use super::{Bench, setup, try_to_write};
 use crate::args::{ActivationsKind, BackendKind, BenchChatArgs, ModelArgs};
 use crate::load::{self, ModelTask};
 use crate::progress::Bars;
@@ -11,17 +11,25 @@ use taper_kernels::{Backend, BackendInfo};
 use taper_models::{Llama, ModelConfig};
 
 pub(crate) fn run(args: &BenchChatArgs) -> Result<()> {
+    try_to_write(&args.output)?;
+    if args.model.backend != BackendKind::Cpu {
+        bail!("`taper bench chat` compares roundings of activations, which the CPU backend alone has");
+    }
     let script = args.script();
     let progress = Bars::new();
     let resolved = load::resolve(&args.model.model, &progress)?;
     let checkpoint = load::open(&resolved.path)?;
     let limit = ModelConfig::from_checkpoint(&checkpoint)?.context_len;
     if script.context_len() > limit {
-        bail!("the conversation takes {} tokens, and the model was made for {limit}", script.context_len());
+        let len = script.context_len();
+        bail!(
+            "the conversation takes {len} tokens, and the model was made for {limit}; fewer --turns, or less in a --question \
+             or an --answer"
+        );
     }
     let options = script.load_options(args.model.attention.scheme());
     let conversation = |activations| {
-        let args = ModelArgs { activations, backend: BackendKind::Cpu, ..args.model.clone() };
+        let args = ModelArgs { activations, ..args.model.clone() };
         load::with_model(&args, &checkpoint, options, &progress, Hold(script))
     };
     let (mut full, info) = conversation(ActivationsKind::Full)?;

@@ -1,6 +1,6 @@
 //! `taper bench model`
 
-use super::{Bench, candle_driver, setup};
+use super::{Bench, candle_driver, setup, try_to_write};
 use crate::args::{AttentionKind, BenchModelArgs, FillKind, NamedCase, PeerKind};
 use crate::load::{self, ModelTask};
 use crate::output;
@@ -14,6 +14,7 @@ use taper_kernels::{AttentionScheme, Backend};
 use taper_models::{Llama, ModelConfig, ModelSoftmax};
 
 pub(crate) fn run(args: &BenchModelArgs) -> Result<()> {
+    try_to_write(&args.output)?;
     let cases = args.all_cases();
     let candle = if args.against.contains(&PeerKind::Candle) {
         Some(candle_driver(args.candle_driver.as_deref())?)

@@ -5,6 +5,7 @@ use crate::commands::bench::{Bench, setup};
 use crate::output;
 use crate::tune_file::TuneFile;
 use anyhow::Result;
+use std::collections::BTreeSet;
 use taper_bench::tune::check::{check, findings, rows};
 use taper_bench::tune::{Effort, Products, shape_name};
 use taper_kernels::BackendInfo;
@@ -21,7 +22,8 @@ pub(super) fn run(args: &TuneArgs, info: &BackendInfo, file: &TuneFile, shapes: 
     let (tuning, activations) = (file.tuning(), args.activations.into());
     let tuned: Vec<Shape> = tuning.entries(activations).into_iter().map(|(shape, ..)| shape).collect();
     let (isa, pool, repeats) = (Isa::parse(info.isa)?, Pool::new(info.threads), args.repeat.unwrap_or(REPEATS));
-    let effort = Effort { rows: args.rows.clone(), turns: TURNS, ..Effort::default() };
+    let rows_of_products: BTreeSet<usize> = args.rows.iter().copied().collect();
+    let effort = Effort { rows: rows_of_products.into_iter().collect(), turns: TURNS, ..Effort::default() };
     let most_rows = effort.rows.iter().copied().max().unwrap_or(1);
     // Times are held against each other, not against memory.
     let to = BenchOutputArgs { json: args.json.clone(), report: None, bandwidth_mib: 0 };

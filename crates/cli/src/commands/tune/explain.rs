@@ -4,6 +4,7 @@ use crate::commands::list;
 use crate::output;
 use anyhow::Result;
 use comfy_table::CellAlignment;
+use taper_bench::counted;
 use taper_bench::tune::price::{Price, prices, summed};
 use taper_bench::tune::{Cell, shape_name};
 use taper_kernels::cpu::gemm::Activations;
@@ -50,11 +51,11 @@ fn price_of_the_class(prices: &[Price], class: Activations) -> String {
     let [full, mixed] = Activations::ALL;
     format!(
         "price of class {}: its fastest implementations take {sum:.2} times as long as the fastest of any class, summed over {} \
-         cells with quantized weights; at most {:.2} times, {} with {} rows\n\
+         with quantized weights; at most {:.2} times, {} with {} rows\n\
          classes: full ({}), activations of 15 bits as two int8 digits; mixed ({}), where no block has outliers: 8 bits, one \
          digit, the least that it can take. Other weights have one class",
         class.class(),
-        prices.len(),
+        counted(prices.len(), "cell"),
         most.factor(),
         shape_name(most.shape),
         most.rows,
