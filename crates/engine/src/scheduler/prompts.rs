@@ -30,6 +30,10 @@ impl Scheduler {
 
     fn schedule_prompt(&mut self, rank: Rank, rows: usize, step: &mut Step, budget: &mut Budget) {
         let state = &self.sequences[&rank.1];
+        // It may have been preempted for the sake of another a moment ago.
+        if !state.is_running {
+            return;
+        }
         let mut len = rows;
         if state.all_logits {
             len = len.min(budget.logit_rows);
@@ -42,7 +46,9 @@ impl Scheduler {
         }
         let logit_rows = if state.all_logits { len } else { usize::from(len == state.pending()) };
         let tokens = state.num_computed..state.num_computed + len;
-        // The blocks were taken on admission, and are its own.
-        Self::take(step, budget, StepEntry { sequence: rank.1, tokens, num_guesses: 0 }, logit_rows);
+        // A prompt has had its blocks since it was admitted; tokens that a grammar forced may need more.
+        if self.make_room(rank, tokens.clone(), step, budget) {
+            Self::take(step, budget, StepEntry { sequence: rank.1, tokens, num_guesses: 0 }, logit_rows);
+        }
     }
 }

@@ -294,6 +294,19 @@ fn right_guesses_are_computed_and_wrong_ones_again() {
 }
 
 #[test]
+fn forced_tokens_find_blocks_even_if_another_must_give_its_own() {
+    let mut scheduler = scheduler(2, 16, 4, 4);
+    add(&mut scheduler, A, 3);
+    add(&mut scheduler, B, 3);
+    let step = scheduler.schedule(FREE);
+    scheduler.advance(&step.entries[0], &[9; 10], 0);
+    scheduler.advance(&step.entries[1], &[9], 0);
+    let step = advance(&mut scheduler);
+    assert_eq!((entries(&step), step.preempted), (vec![(A, 3..13)], vec![B]));
+    assert_eq!(scheduler.block_table(A).len(), 4);
+}
+
+#[test]
 fn guesses_take_only_rows_that_nobody_else_needs() {
     let mut scheduler = scheduler(3, 5, 20, 4);
     for id in [A, B] {

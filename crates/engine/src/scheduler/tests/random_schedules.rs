@@ -230,6 +230,13 @@ impl Life<'_> {
             }
         }
         let num_right = chosen.len() - 1;
+        // Now and then a grammar forces what comes next.
+        let room = self.ledgers[&entry.sequence].last - self.ledgers[&entry.sequence].tokens.len();
+        for _ in 0..self.draw(60).saturating_sub(50) {
+            if chosen.len() < room {
+                chosen.push(self.draw(3));
+            }
+        }
         (chosen, num_right)
     }
 
