@@ -14,7 +14,8 @@ fn completion(prompt: &Value, max_tokens: usize) -> Value {
 }
 
 fn computed_tokens(usage: &Value) -> u64 {
-    usage["prompt_tokens"].as_u64().unwrap() - usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+    let count = |value: &Value| value.as_u64().expect("counts of tokens are integers");
+    count(&usage["prompt_tokens"]) - count(&usage["prompt_tokens_details"]["cached_tokens"])
 }
 
 #[test]
