@@ -82,7 +82,8 @@ fn answer(server: &Server) -> String {
 fn metric(server: &Server, name: &str) -> u64 {
     let metrics = server.get_text("/metrics");
     let line = metrics.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in\n{metrics}"));
-    line.rsplit(' ').next().unwrap().parse().unwrap()
+    let value: f64 = line.rsplit(' ').next().unwrap().parse().unwrap();
+    value as u64
 }
 
 const RECOMPUTED: &str = "taper:softmax_recomputed_rows_total{engine=\"0\",model_name=\"model\"}";

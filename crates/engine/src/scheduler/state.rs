@@ -81,7 +81,8 @@ impl State {
 
     /// Names of the blocks that a cache may provide. At least one token is left to compute, whose logits are wanted.
     pub(super) fn cacheable(&self) -> &[BlockHash] {
-        if self.all_logits && !self.has_run {
+        // Also when it comes back: another sequence may have computed further than this one was asked about.
+        if self.all_logits {
             return &[];
         }
         &self.names[..(self.tokens.len() - 1) / self.block_size]

@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""What guessing from the text itself gains: `--speculation lookup` against `off`, request by request in turns.
+
+    bench/speculation.py --taper target/release/taper --model MODEL.gguf [--rounds 3] [--out FILE.jsonl]
+
+Two servers of the same binary answer the same greedy requests; texts must be equal. Workloads: quoting and editing (the
+answer repeats the prompt) and free text (it repeats nothing). An answer that repeats itself, over 30 % of its runs of 8
+words, is left out of quoting and editing: a model in a loop is easy to guess. Prints one JSON object per workload:
+median, tenth and ninetieth percentile of the ratio of decode speeds.
+"""
+import argparse
+import json
+import statistics
+import subprocess
+import time
+import urllib.request
+
+PASSAGES = [
+    "The lighthouse at Cape Orrin was built in 1871 by a crew of forty men who hauled the granite up the cliff on sledges. "
+    "Its lamp burned whale oil for twelve years before a paraffin burner was installed. The keeper, Anna Brandt, kept a "
+    "diary in which she recorded every ship that passed, the weather at each watch, and the price of flour in the village.",
+    "Honey bees communicate the distance and direction of food by dancing on the comb. A round dance means that flowers are "
+    "near the hive, while a waggle dance points to a source further away. The angle of the waggle run relative to gravity "
+    "tells the other bees the angle between the sun and the food, and its duration tells them how far they must fly.",
+    "In the spring of 1924 the town council voted to replace its wooden bridge with one of reinforced concrete. The engineer "
+    "proposed three arches of unequal span, because the eastern bank was softer than the western one. Work began in June, "
+    "stopped during the floods of September, and was finished eleven days before the first snow.",
+    "A sourdough starter is a culture of wild yeast and lactic acid bacteria living in flour and water. Fed every day at room "
+    "temperature, it doubles in about six hours and smells of yoghurt and green apples. Kept in the refrigerator, it slows "
+    "down and needs feeding only once a week, though it must be woken with two feedings before it can raise a loaf.",
+]
+CODE = [
+    "def total_price(items, tax):\n    price = 0\n    for item in items:\n        price += item.cost * item.count\n"
+    "    return price * (1 + tax)\n\n\ndef cheapest(items):\n    return min(items, key=lambda item: item.cost)\n",
+    "class Counter:\n    def __init__(self, start):\n        self.value = start\n\n    def increment(self, step):\n"
+    "        self.value += step\n        return self.value\n\n    def reset(self):\n        self.value = 0\n",
+    "fn mean(values: &[f64]) -> Option<f64> {\n    if values.is_empty() {\n        return None;\n    }\n"
+    "    let sum: f64 = values.iter().sum();\n    Some(sum / values.len() as f64)\n}\n",
+    "function findUser(users, name) {\n  for (const user of users) {\n    if (user.name === name) {\n      return user;\n"
+    "    }\n  }\n  return null;\n}\n",
+]
+FREE = [f"{opening} " for opening in (
+    "Once upon a time in a village by the sea", "The history of the bicycle begins with", "My favourite season is",
+    "To repair a leaking tap, first", "The stock market is a place where", "When the robot opened its eyes",
+    "Photosynthesis is the process by which", "Dear Sir or Madam, I am writing to", "The three most important rules of chess",
+    "Volcanoes form when", "A good teacher should", "In my opinion, travelling by train", "The recipe calls for",
+    "Shakespeare wrote", "The planet Mars", "If I won the lottery", "An algorithm is", "The old man looked at the river and",
+    "Democracy depends on", "Music theory explains")]
+
+
+def workloads():
+    quote = [f"Text:\n{p}\n\nThe same text, quoted word for word:\n{' '.join(p.split()[:4])}" for p in PASSAGES]
+    quote += [f"Article:\n{p}\n\nKey sentence of the article, quoted: \"{' '.join(p.split('. ')[1].split()[:3])}" for p in PASSAGES]
+    edit = [f"```\n{c}```\n\nThe same code with a comment above every function:\n\n```\n" for c in CODE]
+    edit += [f"```\n{c}```\n\nThe same code, corrected:\n\n```\n{c.splitlines()[0]}\n" for c in CODE]
+    return {"quote": quote, "code-edit": edit, "free": FREE}
+
+
+class Server:
+    def __init__(self, taper, model, speculation, port, threads):
+        self.url = f"http://127.0.0.1:{port}"
+        command = [taper, "serve", "-m", model, "--port", str(port), "--speculation", speculation, "-t", str(threads)]
+        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(self.url + "/health")
+                return
+            except OSError:
+                time.sleep(0.1)
+        raise SystemExit(f"{' '.join(command)} was not ready within a minute")
+
+    def ask(self, prompt, max_tokens):
+        body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "cache_salt": str(time.time_ns())}
+        request = urllib.request.Request(self.url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        answer = json.load(urllib.request.urlopen(request, timeout=300))
+        return answer["choices"][0]["text"], answer["timings"]["predicted_per_second"], answer["usage"]["completion_tokens"]
+
+
+def repetition(text):
+    words = text.split()
+    runs = [tuple(words[i:i + 8]) for i in range(len(words) - 7)]
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--taper", default="target/release/taper")
+    parser.add_argument("--model", default="smollm2:135m")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    off = Server(args.taper, args.model, "off", 8151, args.threads)
+    lookup = Server(args.taper, args.model, "lookup", 8152, args.threads)
+    rows = []
+    try:
+        for name, prompts in workloads().items():
+            ratios, left_out, speeds = [], 0, []
+            for prompt in prompts:
+                per_round = []
+                for turn in range(args.rounds):
+                    order = [off, lookup] if turn % 2 == 0 else [lookup, off]
+                    answers = {server: server.ask(prompt, args.max_tokens) for server in order}
+                    (plain, slow, count), (guessed, fast, _) = answers[off], answers[lookup]
+                    if plain != guessed:
+                        raise SystemExit(f"texts differ:\n{plain!r}\n{guessed!r}")
+                    if count > 8:
+                        per_round.append(fast / slow)
+                        speeds.append((slow, fast))
+                if name != "free" and repetition(plain) > 0.3:
+                    left_out += 1
+                elif per_round:
+                    ratios.append(statistics.median(per_round))
+            ratios.sort()
+            at = lambda share: round(ratios[min(len(ratios) - 1, int(share * len(ratios)))], 3)
+            row = {"bench": "speculation", "case": name, "requests": len(ratios), "left_out": left_out, "rounds": args.rounds,
+                   "ratio_median": round(statistics.median(ratios), 3), "ratio_p10": at(0.1), "ratio_p90": at(0.9),
+                   "off_tok_s_median": round(statistics.median(s for s, _ in speeds), 1)}
+            print(json.dumps(row), flush=True)
+            rows.append(row)
+    finally:
+        for server in (off, lookup):
+            server.process.terminate()
+            server.process.wait()
+    if args.out:
+        with open(args.out, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+if __name__ == "__main__":
+    main()
