@@ -90,14 +90,17 @@ async fn the_names_are_those_that_dashboards_know() {
 #[tokio::test]
 async fn every_number_moves_with_what_happens() {
     let config = EngineConfig { speculation: Speculation::Off, ..EngineConfig::default() };
-    // Two answers of three tokens take six steps.
-    let (state, engine) = state_with(babbling().failing_at(6..7), config, Timeouts::default());
+    // Two answers of three tokens take six steps, and the one that fails takes one.
+    let (runner, gate) = babbling().failing_at(6..7).with_gate();
+    gate.allow(7);
+    let (state, engine) = state_with(runner, config, Timeouts::default());
     let prompt = "p".repeat(40);
     for _ in 0..2 {
         assert_eq!(complete(&state, json!({ "prompt": prompt, "max_tokens": 3 })).await.status, 200);
     }
     assert_eq!(complete(&state, json!({ "prompt": "fails", "n": 2 })).await.status, 500);
     drop(engine.submit(taper_engine::Request { prompt_tokens: bytes_of("leaves"), ..Default::default() }));
+    gate.open();
     eventually("the request that left is gone", || engine.status().queued + engine.status().running == 0).await;
 
     let families = scrape(&state).await;
