@@ -17,8 +17,8 @@ pub(crate) struct Sequence {
     pub(crate) sampler: Sampler,
     /// What may follow; the next step may verify it.
     pub(crate) guess: Guess,
-    /// Where guesses come from.
-    pub(crate) lookup: Lookup,
+    /// Where guesses come from, if they are wanted.
+    pub(crate) lookup: Option<Lookup>,
     /// How good they are.
     pub(crate) acceptance: Acceptance,
     /// When its tokens came.
@@ -71,7 +71,6 @@ impl Sequence {
         sampler: Sampler,
         tokenizer: &Arc<Tokenizer>,
     ) -> Self {
-        let lookup = Lookup::new(&prompt);
         Sequence {
             request,
             // Made first: it looks at the end of the prompt that the next line takes.
@@ -80,7 +79,7 @@ impl Sequence {
             tokens: prompt,
             sampler,
             guess: Guess::default(),
-            lookup,
+            lookup: None,
             acceptance: Acceptance::default(),
             clock: ChoiceClock::default(),
             form: None,
@@ -104,7 +103,9 @@ impl Sequence {
         let Sampled { token, logprobs } = sampled;
         self.sampler.accept(token);
         self.tokens.push(token);
-        self.lookup.push(token);
+        if let Some(lookup) = &mut self.lookup {
+            lookup.push(token);
+        }
         self.unsent.push(token);
         self.unsent_logprobs.extend(logprobs);
         let is_end = !self.ignore_eos && self.tokenizer.end_of_generation().contains(&token);

@@ -19,7 +19,7 @@ pub(crate) struct Guess {
 }
 
 /// An index of a sequence's own tokens: for every pair of neighbours, the places where it ends.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Lookup {
     tokens: Vec<u32>,
     /// The last place where a pair ends.

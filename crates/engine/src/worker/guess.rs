@@ -13,13 +13,18 @@ impl Worker {
         let is_single = |id: &SequenceId| {
             let sequence = &self.sequences[id];
             self.requests.get(&sequence.request).is_some_and(|request| request.unborn.is_empty())
+                && sequence.lookup.is_some()
                 && !matches!(sequence.form, Some(Form::Ready(_)))
         };
         let decoding: Vec<SequenceId> = self.scheduler.decoding().filter(is_single).collect();
+        if decoding.is_empty() {
+            return;
+        }
         let mut chances = Vec::with_capacity(decoding.len());
         for id in &decoding {
             let sequence = self.sequences.get_mut(id).expect("the scheduler knows the same sequences");
-            sequence.guess = sequence.lookup.guess(sequence.room().saturating_sub(1).min(MAX_GUESSES));
+            let len = sequence.room().saturating_sub(1).min(MAX_GUESSES);
+            sequence.guess = sequence.lookup.as_ref().map(|lookup| lookup.guess(len)).unwrap_or_default();
             chances.push(sequence.acceptance.chances(&sequence.guess));
         }
         let numbers = choose_guesses(decoding.len(), &chances, &self.costs);

@@ -13,7 +13,7 @@ use crate::pace::Pace;
 use crate::requests::{ActiveRequest, Submission};
 use crate::scheduler::{Admission, Scheduler, SequenceId, Step, StepLimits};
 use crate::sequence::{Accepted, Form, Sequence};
-use crate::speculation::StepCosts;
+use crate::speculation::{Lookup, StepCosts};
 use crate::{BlockHash, EngineError, Event, LogitsBuffer, Miss, Request, Runner, Sampler, Scratch};
 use disk::Restoring;
 use std::collections::{HashMap, VecDeque};
@@ -124,9 +124,7 @@ impl Worker {
             self.cancel_abandoned();
             self.fail_late();
             self.restore();
-            if self.speculation == Speculation::Lookup {
-                self.guess();
-            }
+            self.guess();
             let step = self.scheduler.schedule(StepLimits { prompt_tokens: self.pace.prompt_tokens() });
             self.note_admitted(&step);
             self.note_preempted(&step);
@@ -169,6 +167,7 @@ impl Worker {
         let room = self.context_len - prompt.len();
         let max_len = prompt.len() + sampling.max_tokens.map_or(room, |max| max.min(room));
         let all_logits = sampling.prompt_logprobs.is_some();
+        let lookup = (self.speculation == Speculation::Lookup).then(|| Lookup::new(&prompt));
         let samplers = Sampler::for_choices(&sampling, &prompt, self.tokenizer.end_of_generation());
         for (choice, sampler) in samplers.into_iter().enumerate() {
             let id = SequenceId(self.num_sequences);
@@ -182,6 +181,7 @@ impl Worker {
             active.unfinished.push(id);
             let place = (key, choice);
             let mut sequence = Sequence::new(place, prompt.clone(), max_len, &sampling, sampler, &self.tokenizer);
+            sequence.lookup = lookup.clone();
             sequence.form = grammar.clone().map(|grammar| Form::Idle(grammar, Vec::new()));
             self.sequences.insert(id, sequence);
         }

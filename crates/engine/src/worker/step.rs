@@ -51,29 +51,17 @@ impl Worker {
 
     /// Runs the model; the logits end in `self.logits`. Returns how many rows there belong to each entry.
     fn compute(&mut self, step: &Step) -> Result<Vec<usize>, EngineError> {
-        let tokens: Vec<Vec<u32>> = step.entries.iter().map(|entry| self.tokens_of(entry)).collect();
-        let slice = |(entry, tokens): (&StepEntry, &'_ Vec<u32>)| -> (usize, LogitRows) {
-            let wants_prompt = self.requests[&self.sequences[&entry.sequence].request].prompt_logprobs.is_some();
-            match self.scheduler.reaches_end(entry) {
-                _ if wants_prompt => (tokens.len(), LogitRows::All),
-                true if entry.num_guesses > 0 => (tokens.len(), LogitRows::All),
-                true => (1, LogitRows::Last),
-                false => (0, LogitRows::None),
-            }
-        };
-        let wanted: Vec<(usize, LogitRows)> = step.entries.iter().zip(&tokens).map(slice).collect();
-        let slices: Vec<SequenceSlice<'_>> = step
-            .entries
-            .iter()
-            .zip(&tokens)
-            .zip(&wanted)
-            .map(|((entry, tokens), &(_, logits))| SequenceSlice {
+        let contents: Vec<(Vec<u32>, LogitRows)> =
+            step.entries.iter().map(|entry| (self.tokens_of(entry), self.logit_rows(entry))).collect();
+        let slices: Vec<SequenceSlice<'_>> = (step.entries.iter().zip(&contents))
+            .map(|(entry, (tokens, logits))| SequenceSlice {
                 tokens,
                 start: entry.tokens.start,
                 block_table: self.scheduler.block_table(entry.sequence),
-                logits,
+                logits: *logits,
             })
             .collect();
+        let rows: Vec<usize> = slices.iter().map(SequenceSlice::num_logit_rows).collect();
         let (runner, logits) = (&mut self.runner, &mut self.logits);
         logits.clear();
         // The sequences of a step that panicked are all thrown away, and with them whatever the runner left half done.
@@ -81,14 +69,25 @@ impl Worker {
             step.copies.iter().try_for_each(|copy| runner.copy_block(copy.from, copy.to))?;
             runner.run(&slices, logits)
         }));
-        let due: usize = wanted.iter().map(|&(rows, _)| rows).sum();
+        let due: usize = rows.iter().sum();
         match outcome {
-            Ok(Ok(())) if logits.num_rows() == due => Ok(wanted.into_iter().map(|(rows, _)| rows).collect()),
+            Ok(Ok(())) if logits.num_rows() == due => Ok(rows),
             Ok(Ok(())) => {
                 Err(EngineError::Runner(format!("{} rows of logits where {due} were due", logits.num_rows())))
             }
             Ok(Err(RunnerError(message))) => Err(EngineError::Runner(message)),
             Err(panic) => Err(EngineError::Panicked(panic_message(panic.as_ref()))),
+        }
+    }
+
+    /// Which rows of an entry choose a token, or tell the log-probability of one of the prompt.
+    fn logit_rows(&self, entry: &StepEntry) -> LogitRows {
+        let tells_prompt = self.requests[&self.sequences[&entry.sequence].request].prompt_logprobs.is_some();
+        match self.scheduler.reaches_end(entry) {
+            _ if tells_prompt => LogitRows::All,
+            true if entry.num_guesses > 0 => LogitRows::All,
+            true => LogitRows::Last,
+            false => LogitRows::None,
         }
     }
 
@@ -163,12 +162,7 @@ impl Worker {
         let key = self.sequences[&entry.sequence].request;
         let unborn = self.requests.get_mut(&key).map(|request| std::mem::take(&mut request.unborn)).unwrap_or_default();
         for id in unborn {
-            self.take_masks(id)?;
-            let mut news = self.forced(id, row, now)?;
-            if news.is_empty() {
-                news.push(self.choose(id, (row, 0), entry.tokens.end, now)?);
-                self.put_masks_back(id);
-            }
+            let news = self.next_tokens(id, row..row + 1, &[], now)?;
             if news.iter().all(|accepted| !accepted.is_finished) {
                 let chosen: Vec<u32> = news.iter().map(|accepted| accepted.token).collect();
                 self.scheduler.fork(entry, id, &chosen);
@@ -184,21 +178,7 @@ impl Worker {
     fn go_on(&mut self, entry: &StepEntry, rows: Range<usize>, now: Instant) -> Result<(), EngineError> {
         let id = entry.sequence;
         let guess = std::mem::take(&mut self.sequences.get_mut(&id).expect("looked up by the caller").guess);
-        let known = entry.tokens.end - entry.num_guesses;
-        self.take_masks(id)?;
-        let mut news = self.forced(id, rows.start, now)?;
-        if news.is_empty() {
-            for (place, row) in rows.enumerate() {
-                let accepted = self.choose(id, (row, place), known + place, now)?;
-                let is_right = guess.tokens.get(place) == Some(&accepted.token);
-                let is_last = accepted.is_finished || !is_right;
-                news.push(accepted);
-                if is_last {
-                    break;
-                }
-            }
-            self.put_masks_back(id);
-        }
+        let news = self.next_tokens(id, rows, &guess.tokens, now)?;
         let chosen: Vec<u32> = news.iter().map(|accepted| accepted.token).collect();
         let pairs = chosen.iter().zip(&guess.tokens[..entry.num_guesses]);
         let num_right = pairs.take_while(|(token, guess)| token == guess).count();
@@ -211,15 +191,36 @@ impl Worker {
         Ok(())
     }
 
-    /// Chooses the token at `position` of a sequence from a row of logits, with the mask of this place if it has a form.
-    fn choose(
+    /// The tokens that follow those that a sequence knows: what its form leaves no choice about, or what is chosen from the
+    /// logits in `rows`, the first of them for certain and each later one if the guess before it was right.
+    fn next_tokens(
         &mut self,
         id: SequenceId,
-        (row, place): (usize, usize),
-        position: usize,
+        rows: Range<usize>,
+        guesses: &[u32],
         now: Instant,
-    ) -> Result<Accepted, EngineError> {
+    ) -> Result<Vec<Accepted>, EngineError> {
+        self.take_masks(id)?;
+        let mut news = self.forced(id, rows.start, now)?;
+        if !news.is_empty() {
+            return Ok(news);
+        }
+        for (place, row) in rows.enumerate() {
+            let accepted = self.choose(id, row, place, now)?;
+            let is_last = accepted.is_finished || guesses.get(place) != Some(&accepted.token);
+            news.push(accepted);
+            if is_last {
+                break;
+            }
+        }
+        self.put_masks_back(id);
+        Ok(news)
+    }
+
+    /// Chooses the next token of a sequence from a row of logits, with the mask of this place if it has a form.
+    fn choose(&mut self, id: SequenceId, row: usize, place: usize, now: Instant) -> Result<Accepted, EngineError> {
         let sequence = self.sequences.get_mut(&id).expect("only living sequences choose");
+        let position = sequence.tokens.len();
         let (logits, scratch) = (self.logits.row(row), &mut self.scratch);
         // A panic in here, say of the tokenizer on a strange vocabulary, costs one request and not the engine.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
