@@ -138,6 +138,10 @@ impl ModelTask for IntoRunners<'_> {
             Ok(Box::new(ModelRunner(draft)))
         };
         let draft = self.draft.map(load_draft).transpose()?;
+        // What many use is used in whole soon. One user's answer should not wait for memory that it never fills.
+        if self.max_batch > 1 {
+            model.populate_kv_cache();
+        }
         let numerics_class = model.backend().info().numerics_class;
         Ok(Runners { runner: Box::new(ModelRunner(model)), draft, numerics_class })
     }
