@@ -28,6 +28,7 @@ class Exchange:
         self.connection.putheader("Content-Type", "application/json")
         self.connection.putheader("Content-Length", str(len(body)))
         self.connection.endheaders()
+        self.socket = self.connection.sock
         self.connection.send(body[:int(share * len(body))].encode())
 
     def lines(self, response):
@@ -36,7 +37,7 @@ class Exchange:
             left = self.deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError
-            self.connection.sock.settimeout(left)
+            self.socket.settimeout(left)
             line = response.readline()
             if not line:
                 return
@@ -44,6 +45,7 @@ class Exchange:
 
     def close(self, abruptly=False):
         if abruptly and self.connection.sock:
+            # What the peer sees is a reset and not an end.
             self.connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
 

@@ -138,8 +138,10 @@ KINDS = {short_chat: 6, shared_prefix: 4, quote: 2, long_prompt: 2, several_choi
          regex: 2, choice: 1, logprobs: 2, echo: 1, stop_string: 2, penalties: 2}
 
 
-def draw(rng):
-    kind = rng.choices(list(KINDS), weights=list(KINDS.values()))[0]
+def draw(rng, names=None):
+    """A request of any kind, or of one of these."""
+    weights = {kind: weight for kind, weight in KINDS.items() if not names or kind.__name__ in names}
+    kind = rng.choices(list(weights), weights=list(weights.values()))[0]
     path, body, check = kind(rng)
     body.setdefault("stream", rng.random() < 0.7)
     if body["stream"]:
