@@ -14,10 +14,10 @@ leave: before the answer begins, in the middle of it, or in the middle of their 
               answered as they were before the load began
   blocks      nothing runs or waits, and no block of the KV cache is held
   memory      RssAnon (VmRSS without the model's file) grows by less than 1 % in ten minutes, or in all the time there is if that
-              is less, by the median slope over the last two thirds of the run; the first third is for buffers and caches to
-              fill. The leak that would show is told in bytes per request: the shorter the run, the larger. The C library's
-              allocator takes its time to fill an arena per thread; with MALLOC_ARENA_MAX=1 it has one, and a run of minutes
-              tells a leak from that
+              is less, by the median slope over the second half of the run; the first is for buffers and caches to fill. The
+              leak that would show is told in bytes per request: the shorter the run, the larger. The C library's allocator
+              takes its time to fill an arena per thread; with MALLOC_ARENA_MAX=1 in the environment it has one, and a run of
+              minutes tells a leak from that
   handles     not more open files than before the load, and no more than two more threads
   log         no line of level ERROR, and none of a panic; SIGTERM ends the server with status 0
   coverage    the run had what it is for: preemptions, cached tokens, right guesses, clients that left, every kind of request
@@ -153,7 +153,7 @@ def settle(server, before, begun):
 
 def memory_rule(samples, requests_per_second):
     """Whether memory is flat, and the figures behind that."""
-    rows = samples[len(samples) // 3:]
+    rows = samples[len(samples) // 2:]
     # The median slope of all pairs (Theil and Sen): a single step, such as a buffer of a new size, does not count as a leak.
     slopes = [(b["rss_anon_kib"] - a["rss_anon_kib"]) / (b["second"] - a["second"]) for a, b in itertools.combinations(rows, 2)]
     slope, median = statistics.median(slopes), statistics.median(row["rss_anon_kib"] for row in rows)
