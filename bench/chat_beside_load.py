@@ -128,7 +128,7 @@ def main():
         commands["llama-server"] = [args.llama_server, *common, "-c", str(2 * args.context), "-np", "2", "-fa", "on"]
     rows = []
     with servers(commands, args.port) as all_servers:
-        builds = {server.name: build_of(server) if server.name == "taper" else None for server in all_servers}
+        builds = {server.name: build_of(server) for server in all_servers}
         for turn in range(1, args.rounds + 1):
             for server in all_servers if turn % 2 else reversed(all_servers):
                 with OtherUser(server, rng, args) as other:

@@ -131,7 +131,7 @@ def main():
     facts = origin(args, args.taper_binary)
     rows = []
     with servers(commands(args), args.port) as all_servers:
-        builds = {server.name: build_of(server) if server.name != "llama-server" else None for server in all_servers}
+        builds = {server.name: build_of(server) for server in all_servers}
         for server in all_servers:
             long_prompt(server, rng, min(args.prompt_tokens, 1024))
         for turn in range(1, args.rounds + 1):

@@ -122,15 +122,17 @@ def origin(args, taper):
     run = lambda *command: subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     commit = run("git", "-C", str(TREE), "rev-parse", "--short=12", "HEAD")
     return {"machine": cpu, "cores": os.cpu_count(), "threads": args.threads, "model": pathlib.Path(args.model).name,
-            "tree": commit, "taper": run(taper, "--version")}
+            "commit": commit, "taper": run(taper, "--version")}
 
 
 def build_of(server):
-    """The fingerprint with which a taper answers: its version, the commit that it was built from, its arithmetic."""
+    """The fingerprint with which a taper answers (its version, the commit that it was built from, its arithmetic), or what
+    another program says of its version."""
     for line in server.get("/metrics")[1].splitlines():
         if line.startswith("taper:build_info{"):
             return line.split('fingerprint="')[1].split('"')[0]
-    return None
+    told = subprocess.run([server.command[0], "--version"], capture_output=True, text=True, check=False)
+    return next((line for line in (told.stdout + told.stderr).splitlines() if "version" in line), None)
 
 
 def spread(values, digits=1):
