@@ -190,7 +190,8 @@ def verdict(record, samples, before, after, server, args):
     errors = log_errors(server.log)
     rules = [
         ("answers", not complaints and not failed, f"{asked} requests: {total('answered')} answered, {total('left')} left, "
-         f"{total('refused')} bad ones refused, {total('busy')} told to come again, {len(complaints)} complaints, {failed:.0f} failed steps or choices"),
+         f"{total('refused')} bad ones refused, {total('busy')} told to come again, {len(complaints)} complaints, "
+         f"{failed:.0f} failed steps or choices"),
         ("references", not references and record.outcomes["reference"]["answered"] > 0,
          f"{record.outcomes['reference']['answered']} answers, {len(references)} not as before"),
         ("blocks", after["running"] == after["waiting"] == after["kv_cache_usage"] == 0,
