@@ -8,6 +8,7 @@
 //! What is left to others: arithmetic (`models`, `kernels`), prompts and templates (`text`), HTTP (`server`).
 #![forbid(unsafe_code)]
 
+mod block_chain;
 mod block_hash;
 mod block_manager;
 mod disk_cache;
@@ -28,6 +29,7 @@ pub mod stub;
 mod submit;
 mod worker;
 
+pub use block_chain::BlockChain;
 pub use block_hash::BlockHash;
 pub use block_manager::{BlockCopy, BlockManager, BlockTable, Miss, NamedBlock};
 pub use disk_cache::{DiskCache, DiskCacheError, DiskCacheStats, file_digest};

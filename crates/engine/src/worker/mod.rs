@@ -11,10 +11,10 @@ use crate::handle::{EngineConfig, EngineParts, Speculation};
 use crate::metrics::EndReason;
 use crate::pace::Pace;
 use crate::requests::{ActiveRequest, Submission};
-use crate::scheduler::{Admission, Scheduler, SequenceId, Step, StepLimits};
+use crate::scheduler::{Admission, Arrival, Scheduler, SequenceId, Step, StepLimits};
 use crate::sequence::{Accepted, Form, Sequence};
 use crate::speculation::{Acceptance, Drafter, Lookup, StepCosts};
-use crate::{BlockHash, EngineError, Event, LogitsBuffer, Miss, Request, Runner, Sampler, Scratch};
+use crate::{BlockChain, BlockHash, EngineError, Event, LogitsBuffer, Miss, Request, Runner, Sampler, Scratch};
 use disk::Restoring;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -182,7 +182,8 @@ impl Worker {
             self.num_sequences += 1;
             if choice == 0 {
                 let root = BlockHash::root(&self.identity, cache_salt.as_deref());
-                self.arrive(id, root, prompt.clone(), (priority, all_logits));
+                let chain = BlockChain::new(root, self.scheduler.blocks().block_size(), prompt.clone());
+                self.arrive(id, Arrival { chain, priority, all_logits });
             } else {
                 active.unborn.push(id);
             }
@@ -230,7 +231,7 @@ impl Worker {
             if let Some(disk) = &self.disk {
                 // What is served from memory should not leave the disk for it.
                 let num_cached = cached_tokens / self.scheduler.blocks().block_size();
-                self.scheduler.block_names(sequence)[..num_cached].iter().for_each(|&name| disk.touch(name));
+                self.scheduler.chain(sequence).names()[..num_cached].iter().for_each(|&name| disk.touch(name));
             }
             let prompt_tokens = request.prompt_tokens;
             self.shared.queued_tokens.fetch_sub(prompt_tokens, Ordering::AcqRel);
