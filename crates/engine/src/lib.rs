@@ -26,6 +26,7 @@ mod sequence;
 mod speculation;
 pub mod stub;
 mod submit;
+mod sync;
 mod worker;
 
 pub use block_hash::BlockHash;
