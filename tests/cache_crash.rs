@@ -2,6 +2,11 @@
 //! server that has no cache.
 //!
 //! `TAPER_TEST_KILLS=50` sets the number of kills of each model; without it they are few.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test stops at the first thing that goes wrong, and tells what it met"
+)]
 
 #[path = "support/server.rs"]
 #[allow(dead_code)]

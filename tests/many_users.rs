@@ -1,4 +1,5 @@
 //! Many requests at one real server: what they share, what survives a restart, and what leaves their answers as they are.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first thing that goes wrong")]
 
 #[path = "support/server.rs"]
 #[allow(dead_code)]

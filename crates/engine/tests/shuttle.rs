@@ -83,8 +83,11 @@ fn any_request() -> Request {
     request(&"prompt"[..1 + below(6)], sampling)
 }
 
-/// How a stream ended; every one does, and says so once.
-fn end_of(mut stream: EventStream) -> Result<(), EngineError> {
+/// How a stream ended.
+type End = Result<(), EngineError>;
+
+/// Reads a stream to its end; every one has one, and says so once.
+fn end_of(mut stream: EventStream) -> End {
     block_on(async {
         let mut end = None;
         while let Some(event) = stream.recv().await {
@@ -99,12 +102,14 @@ fn end_of(mut stream: EventStream) -> Result<(), EngineError> {
     })
 }
 
-/// A client of its own thread: submits requests, leaves some of them at once or in the middle, and returns how the others
-/// ended, and why one was refused.
-fn client(
-    engine: EngineHandle,
-    num_requests: usize,
-) -> JoinHandle<(Vec<Result<(), EngineError>>, Option<SubmitError>)> {
+/// What became of the requests of a client: how those ended that it waited for, and why the last of the others was refused.
+struct Outcome {
+    ends: Vec<End>,
+    refusal: Option<SubmitError>,
+}
+
+/// A thread that submits requests and leaves some of them, at once or in the middle.
+fn client(engine: EngineHandle, num_requests: usize) -> JoinHandle<Outcome> {
     thread::spawn(move || {
         let mut streams = Vec::new();
         let mut refusal = None;
@@ -117,7 +122,7 @@ fn client(
             }
         }
         drop(engine);
-        (streams.into_iter().map(end_of).collect(), refusal)
+        Outcome { ends: streams.into_iter().map(end_of).collect(), refusal }
     })
 }
 
@@ -149,7 +154,7 @@ fn what_was_accepted_before_a_drain_is_answered_and_nothing_is_accepted_after_it
         engine.drain();
         assert_eq!(engine.submit(any_request()).err(), Some(SubmitError::Draining));
         for client in clients {
-            let (ends, refusal) = client.join().unwrap();
+            let Outcome { ends, refusal } = client.join().unwrap();
             assert!(ends.iter().all(Result::is_ok), "{ends:?}");
             assert!(matches!(refusal, None | Some(SubmitError::Draining)), "{refusal:?}");
         }
@@ -171,7 +176,7 @@ fn a_stop_ends_every_stream_also_behind_a_drain() {
         engine.join();
         assert_empty(&engine);
         for client in clients {
-            let (ends, refusal) = client.join().unwrap();
+            let Outcome { ends, refusal } = client.join().unwrap();
             assert!(ends.iter().all(|end| matches!(end, Ok(()) | Err(EngineError::Stopped))), "{ends:?}");
             assert!(matches!(refusal, None | Some(SubmitError::Draining)), "{refusal:?}");
         }
@@ -190,7 +195,7 @@ fn when_the_last_handle_is_dropped_held_streams_are_answered_and_the_thread_ends
         let clients: Vec<_> = (0..2).map(|_| client(engine.clone(), 2)).collect();
         drop(engine);
         for client in clients {
-            let (ends, refusal) = client.join().unwrap();
+            let Outcome { ends, refusal } = client.join().unwrap();
             assert!(ends.iter().all(Result::is_ok) && refusal.is_none(), "{ends:?} {refusal:?}");
         }
         assert!(runner_is_gone.recv().is_err());
@@ -204,7 +209,7 @@ fn a_refused_request_counts_nothing_and_one_that_there_is_room_for_is_not_refuse
         let engine = start_with(endless(), small);
         let clients: Vec<_> = (0..3).map(|_| client(engine.clone(), 2)).collect();
         for client in clients {
-            let (ends, refusal) = client.join().unwrap();
+            let Outcome { ends, refusal } = client.join().unwrap();
             assert!(ends.iter().all(Result::is_ok), "{ends:?}");
             assert!(matches!(refusal, None | Some(SubmitError::QueueFull { .. })), "{refusal:?}");
         }
@@ -244,7 +249,7 @@ fn a_step_that_fails_or_panics_costs_its_own_requests_only() {
         let engine = start_with(runner, EngineConfig { max_queued_tokens: MAX_QUEUED_TOKENS, ..config() });
         let clients: Vec<_> = (0..2).map(|_| client(engine.clone(), 2)).collect();
         for client in clients {
-            let (ends, refusal) = client.join().unwrap();
+            let Outcome { ends, refusal } = client.join().unwrap();
             let is_fair = |end: &_| matches!(end, Ok(()) | Err(EngineError::Runner(_) | EngineError::Panicked(_)));
             assert!(ends.iter().all(is_fair) && refusal.is_none(), "{ends:?} {refusal:?}");
         }
@@ -264,7 +269,7 @@ fn the_death_of_the_engine_thread_ends_every_stream_and_refuses_the_rest() {
         let engine = start_with(endless().dying_at(below(5)), config());
         let clients: Vec<_> = (0..2).map(|_| client(engine.clone(), 2)).collect();
         for client in clients {
-            let (ends, refusal) = client.join().unwrap();
+            let Outcome { ends, refusal } = client.join().unwrap();
             assert!(ends.iter().all(|end| matches!(end, Ok(()) | Err(EngineError::Stopped))), "{ends:?}");
             assert!(matches!(refusal, None | Some(SubmitError::Failed(_))), "{refusal:?}");
         }
