@@ -27,6 +27,7 @@ mod sequence;
 mod speculation;
 pub mod stub;
 mod submit;
+mod sync;
 mod worker;
 
 pub use block_chain::BlockChain;
