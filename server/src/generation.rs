@@ -291,7 +291,11 @@ impl Generation {
         self.running.clear();
         self.waiting.clear();
         let _in_span = self.span.enter();
-        tracing::error!(error = %error, "a request failed after it was accepted");
+        if error.status().is_server_error() {
+            tracing::error!(error = %error, "a request failed after it was accepted");
+        } else {
+            tracing::info!(error = %error, "a request could not be finished");
+        }
         error
     }
 

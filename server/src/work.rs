@@ -126,7 +126,7 @@ async fn blocking<T: Send + 'static>(
 mod tests {
     use super::*;
 
-    use std::sync::{PoisonError, RwLock};
+    use std::sync::{Mutex, PoisonError};
 
     /// Longer than anything here takes, unless it hangs.
     const PATIENCE: Duration = Duration::from_secs(10);
@@ -134,19 +134,23 @@ mod tests {
     #[tokio::test]
     async fn grammars_that_take_long_leave_threads_for_other_requests() {
         let work = Arc::new(Work::default());
-        let gate = Arc::new(RwLock::new(()));
-        let closed = gate.write().unwrap();
+        let (opener, gate) = std::sync::mpsc::channel::<()>();
+        let gate = Arc::new(Mutex::new(gate));
         // More than the runtime has threads.
         let compilations: Vec<_> = (0..600)
             .map(|_| {
                 let (work, gate) = (Arc::clone(&work), Arc::clone(&gate));
-                let compile = move || Ok(drop(gate.read().unwrap_or_else(PoisonError::into_inner)));
+                let compile = move || {
+                    // Until the gate opens.
+                    let _ = gate.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                    Ok(())
+                };
                 tokio::spawn(async move { work.compile(compile).await })
             })
             .collect();
         tokio::task::yield_now().await;
         let read = tokio::time::timeout(PATIENCE, work.read(10, || Ok("read"))).await;
-        drop(closed);
+        drop(opener);
         assert_eq!(read.expect("a thread is free").unwrap(), "read");
         for compilation in compilations {
             compilation.await.unwrap().unwrap();
