@@ -25,7 +25,7 @@ mod prompts;
 mod state;
 
 use crate::BlockHash;
-use crate::block_manager::{BlockCopy, BlockManager};
+use crate::block_manager::{BlockCopy, BlockManager, NamedBlock};
 pub use admission::Admission;
 use state::State;
 use std::collections::{BTreeMap, BTreeSet};
@@ -232,6 +232,16 @@ impl Scheduler {
         self.sequences[&id].names()
     }
 
+    /// Most guesses, of all sequences, that the next step could verify.
+    pub fn max_guesses(&self) -> usize {
+        self.config.token_budget.min(self.config.max_logit_rows) - self.num_in_step()
+    }
+
+    /// Full block `index` of a sequence's known tokens.
+    pub fn named_block(&self, id: SequenceId, index: usize) -> NamedBlock<'_> {
+        self.sequences[&id].named(index)
+    }
+
     /// Decides the next step. Empty only when there is no sequence, or none that is not exhausted.
     pub fn schedule(&mut self, limits: StepLimits) -> Step {
         let mut step = Step::default();
@@ -248,8 +258,7 @@ impl Scheduler {
     fn schedule_decoding(&mut self, step: &mut Step, budget: &mut Budget) {
         let decoding: Vec<Rank> =
             self.running.iter().filter(|(_, id)| self.sequences[id].pending() == 1).copied().collect();
-        // A row is kept for every sequence that may be in this step, whether it decodes or ends its prompt or begins it.
-        let others = self.config.max_batch.min(self.running.len() + self.waiting.len());
+        let others = self.num_in_step();
         let (mut spare_rows, mut spare_logit_rows) = (budget.rows - others, budget.logit_rows - others);
         for rank in decoding {
             let state = &self.sequences[&rank.1];
@@ -265,6 +274,11 @@ impl Scheduler {
                 Self::take(step, budget, StepEntry { sequence: rank.1, tokens, num_guesses }, num_guesses + 1);
             }
         }
+    }
+
+    /// Sequences that may be in the next step, whether they decode or end their prompts or begin them; a row is kept for each.
+    fn num_in_step(&self) -> usize {
+        self.config.max_batch.min(self.running.len() + self.waiting.len())
     }
 
     fn take(step: &mut Step, budget: &mut Budget, entry: StepEntry, logit_rows: usize) {

@@ -100,7 +100,7 @@ fn load(args: &ServeArgs, state: &ServerState) -> Result<EngineHandle> {
         max_queued_tokens: args.max_queued_tokens,
         itl_target: args.itl_target.unwrap_or_default(),
         request_timeout: args.request_timeout,
-        speculation: args.engine.speculation.into(),
+        speculation: args.engine.speculation()?,
         ..EngineConfig::default()
     };
     let Loaded { id, tokenizer, template, engine, numerics_class } =

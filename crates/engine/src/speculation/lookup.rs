@@ -1,5 +1,6 @@
 //! Where the last tokens of a sequence stood before.
 
+use super::acceptance::{Class, Guess};
 use std::collections::HashMap;
 
 /// Tokens that have to agree before anything is guessed.
@@ -8,15 +9,6 @@ const SHORTEST_MATCH: usize = 2;
 const LONGEST_MATCH: usize = 32;
 /// Earlier places that are compared, latest first.
 const MAX_PLACES: usize = 16;
-
-/// Tokens that may follow.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Guess {
-    /// Tokens before them that agree with an earlier place; at most [`LONGEST_MATCH`].
-    pub(crate) match_len: usize,
-    /// What followed there.
-    pub(crate) tokens: Vec<u32>,
-}
 
 /// An index of a sequence's own tokens: for every pair of neighbours, the places where it ends.
 #[derive(Debug, Clone, Default)]
@@ -62,8 +54,10 @@ impl Lookup {
         let Some((match_len, place)) = best else { return Guess::default() };
         // What follows may reach into the last tokens themselves, when a period repeats; then it goes round.
         let period = self.tokens.len() - 1 - place;
-        let tokens = (0..max_len).map(|i| self.tokens[place + 1 + i % period]).collect();
-        Guess { match_len, tokens }
+        let tokens: Vec<u32> = (0..max_len).map(|i| self.tokens[place + 1 + i % period]).collect();
+        // Each token that is right makes the match longer by one.
+        let classes = (match_len..match_len + tokens.len()).map(Class::matched).collect();
+        Guess { tokens, classes }
     }
 
     /// How many tokens up to `place` agree with the last ones.
@@ -78,7 +72,8 @@ mod tests {
     use super::*;
 
     fn check(tokens: &[u32], match_len: usize, guess: &[u32]) {
-        let expected = Guess { match_len, tokens: guess.to_vec() };
+        let classes = (match_len..match_len + guess.len()).map(Class::matched).collect();
+        let expected = Guess { tokens: guess.to_vec(), classes };
         assert_eq!(Lookup::new(tokens).guess(3), expected, "after {tokens:?}");
     }
 
