@@ -272,6 +272,11 @@ impl EngineHandle {
         self.0.limits
     }
 
+    /// Time that requests without their own have; without it, any.
+    pub fn request_timeout(&self) -> Option<Duration> {
+        self.0.request_timeout
+    }
+
     /// Bytes of all blocks of the KV cache.
     pub fn kv_cache_bytes(&self) -> usize {
         self.0.kv_cache_bytes

@@ -5,6 +5,7 @@ use crate::listen::listen;
 use crate::load::{self, Loaded};
 use crate::output;
 use crate::progress::Bars;
+use crate::signals;
 use anyhow::{Context, Result, bail};
 use indicatif::BinaryBytes;
 use std::net::SocketAddr;
@@ -29,6 +30,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
 
 async fn serve(args: ServeArgs) -> Result<()> {
     let mut signals = Signals::new()?;
+    signals::survive_file_size_limit()?;
     let listener = listen(&args.host, args.port).await?;
     let address = listener.local_addr()?;
     output::status(&format!("listening on http://{address}, loading {}", args.model.model));
