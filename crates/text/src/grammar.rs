@@ -4,7 +4,7 @@
 //! sequence. Before each token the grammar gives a [`BitMask`], after it the grammar accepts the token. The work below is
 //! `llguidance`'s: derivatives of regular expressions make the lexer, an Earley parser runs above it, and a walk over a
 //! trie of the vocabulary finds the tokens. What is ours: exact bytes of tokens (`vocabulary`), limits for hostile input
-//! (`limits`), how JSON is written (`schema`), and llama.cpp's grammars (`gbnf`).
+//! (`limits`), how JSON is written (`schema`) and how it ends (`json_bounds`), and llama.cpp's grammars (`gbnf`).
 //!
 //! Sampling, and computing masks while the model runs, are left to the engine.
 

@@ -49,6 +49,9 @@ impl GrammarCompiler {
         }
         let key = format!("{blank_first} {}", key(spec));
         limits::check_size(kind, key.len())?;
+        if let GrammarSpec::JsonSchema(schema) = spec {
+            limits::check_optional_properties(kind, schema)?;
+        }
         if let Some(grammar) = self.cached(&key) {
             return Ok(Grammar::clone(&grammar));
         }
@@ -236,5 +239,5 @@ fn first_step(mut grammar: Grammar) -> Result<(), GrammarError> {
 pub(super) fn first_lines(error: &str) -> String {
     const MAX_CHARS: usize = 400;
     let text = error.split("\n<").next().unwrap_or_default().trim();
-    text.chars().take(MAX_CHARS).collect()
+    limits::explain(text).chars().take(MAX_CHARS).collect()
 }

@@ -100,7 +100,7 @@ impl JsonPosition {
     /// Goes over a piece of the text. Whether a digit or a bracket of it goes beyond a bound.
     fn advance(&mut self, bytes: &[u8]) -> bool {
         // Every byte counts, also behind the first one too far.
-        bytes.iter().fold(false, |is_beyond, &byte| self.step(byte) || is_beyond)
+        bytes.iter().filter(|&&byte| self.step(byte)).count() > 0
     }
 
     /// The place behind a piece of text.

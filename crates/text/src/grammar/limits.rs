@@ -14,6 +14,9 @@ use super::GrammarError;
 pub(super) const MAX_BYTES: usize = 512 << 10;
 /// Brackets in brackets in a grammar or a regular expression; levels of a schema. serde_json stops at 128 levels itself.
 pub(super) const MAX_NESTING: usize = 128;
+/// Properties of one object that may be left out. Behind a property the parser tries each of the optional ones that follow:
+/// four Earley items each, and some 20 ms for the mask of a key among 2,000.
+pub(super) const MAX_OPTIONAL_PROPERTIES: usize = 2000;
 /// Alternatives of a choice.
 pub(super) const MAX_CHOICES: usize = 10_000;
 /// Compilations at a time, whether somebody still waits for them or not.
@@ -23,10 +26,24 @@ pub(super) const COMPILE_DEADLINE: Duration = Duration::from_secs(10);
 /// Stack of a compilation: its parsers recurse to [`MAX_NESTING`] and further through references. Only touched pages cost.
 pub(super) const COMPILE_STACK_BYTES: usize = 256 << 20;
 
-/// The library's limits: its defaults but for two. Each sequence has a lexer of its own, and a state takes up to two
-/// kilobytes. Errors go to clients, who need neither the parser's state nor the whole grammar again.
+/// The library's limits: its defaults but for three. Each sequence has a lexer of its own, and a state takes up to two
+/// kilobytes. Items in a row are the ways to go on in one place: [`MAX_OPTIONAL_PROPERTIES`] and some. Errors go to clients,
+/// who need neither the parser's state nor the whole grammar again.
 pub(super) fn parser_limits() -> ParserLimits {
-    ParserLimits { max_lexer_states: 16_384, verbose_errors: false, ..ParserLimits::default() }
+    let max_items_in_row = 4 * MAX_OPTIONAL_PROPERTIES + 192;
+    ParserLimits { max_lexer_states: 16_384, max_items_in_row, verbose_errors: false, ..ParserLimits::default() }
+}
+
+/// An error of the library in a client's terms, where it is about a limit that has none.
+pub(super) fn explain(error: &str) -> String {
+    match error.split_once("Current row has ").and_then(|(_, rest)| rest.split_once(" items")) {
+        Some((num_items, _)) => format!(
+            "it has too many ways to go on in one place ({num_items} items of the parser, at most {} are taken); give it \
+             fewer optional properties or alternatives",
+            parser_limits().max_items_in_row
+        ),
+        None => error.to_owned(),
+    }
 }
 
 /// Refuses a text that is too long.
@@ -72,6 +89,26 @@ pub(super) fn check_levels(kind: &'static str, value: &Value) -> Result<(), Gram
     Err(GrammarError::invalid(kind, format!("it is nested more than {MAX_NESTING} levels deep")))
 }
 
+/// Refuses a schema with an object of too many optional properties, at whatever level it is.
+pub(super) fn check_optional_properties(kind: &'static str, value: &Value) -> Result<(), GrammarError> {
+    let mut level: Vec<&Value> = vec![value];
+    while !level.is_empty() {
+        for schema in &level {
+            let Some(properties) = schema.get("properties").and_then(Value::as_object) else { continue };
+            let required = schema.get("required").and_then(Value::as_array).map_or(0, Vec::len);
+            let num_optional = properties.len().saturating_sub(required);
+            if num_optional > MAX_OPTIONAL_PROPERTIES {
+                let most = MAX_OPTIONAL_PROPERTIES;
+                let reason =
+                    format!("an object has {num_optional} properties that are not required; at most {most} are taken");
+                return Err(GrammarError::invalid(kind, reason));
+            }
+        }
+        level = level.into_iter().flat_map(children).collect();
+    }
+    Ok(())
+}
+
 fn children(value: &Value) -> Vec<&Value> {
     match value {
         Value::Array(items) => items.iter().collect(),
@@ -97,5 +134,12 @@ mod tests {
         let deep = (0..200).fold(Value::Null, |inner, _| serde_json::json!([inner]));
         assert!(check_levels("JSON schema", &deep).is_err());
         assert!(check_levels("JSON schema", &Value::Array(vec![Value::Null; 10_000])).is_ok());
+    }
+
+    #[test]
+    fn errors_about_the_parsers_rows_say_what_a_client_can_do() {
+        let error = explain("Parser Error: Current row has 9999 items; max is 8192; consider making your grammar ...");
+        assert!(error.contains("9999 items of the parser, at most 8192") && error.contains("optional"), "{error}");
+        assert_eq!(explain("another"), "another");
     }
 }
