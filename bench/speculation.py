@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""What guessing from the text itself gains: `--speculation lookup` against `off`, request by request in turns.
+"""What guessing gains, from the text itself (`--speculation lookup`) or by a draft model (`draft`), against `off`, request by
+request in turns.
 
-    bench/speculation.py --taper target/release/taper --model MODEL.gguf [--rounds 3] [--out FILE.jsonl]
+    bench/speculation.py --taper target/release/taper --model MODEL.gguf [--draft-model SMALL.gguf] [--rounds 3] [--out FILE.jsonl]
 
 Two servers of the same binary answer the same greedy requests; texts must be equal. Workloads: quoting and editing (the
 answer repeats the prompt) and free text (it repeats nothing). An answer that repeats itself, over 30 % of its runs of 8
@@ -57,9 +58,10 @@ def workloads():
 
 
 class Server:
-    def __init__(self, taper, model, speculation, port, threads):
+    def __init__(self, taper, model, speculation, port, threads, draft_model=None):
         self.url = f"http://127.0.0.1:{port}"
         command = [taper, "serve", "-m", model, "--port", str(port), "--speculation", speculation, "-t", str(threads)]
+        command += ["--draft-model", draft_model] if draft_model else []
         self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         for _ in range(600):
             try:
@@ -86,13 +88,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--taper", default="target/release/taper")
     parser.add_argument("--model", default="smollm2:135m")
+    parser.add_argument("--draft-model", help="a smaller model of the same vocabulary; it guesses in place of the text itself")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out")
     args = parser.parse_args()
     off = Server(args.taper, args.model, "off", 8151, args.threads)
-    lookup = Server(args.taper, args.model, "lookup", 8152, args.threads)
+    speculation = "draft" if args.draft_model else "lookup"
+    guessing = Server(args.taper, args.model, speculation, 8152, args.threads, args.draft_model)
     rows = []
     try:
         for name, prompts in workloads().items():
@@ -100,9 +104,9 @@ def main():
             for prompt in prompts:
                 per_round = []
                 for turn in range(args.rounds):
-                    order = [off, lookup] if turn % 2 == 0 else [lookup, off]
+                    order = [off, guessing] if turn % 2 == 0 else [guessing, off]
                     answers = {server: server.ask(prompt, args.max_tokens) for server in order}
-                    (plain, slow, count), (guessed, fast, _) = answers[off], answers[lookup]
+                    (plain, slow, count), (guessed, fast, _) = answers[off], answers[guessing]
                     if plain != guessed:
                         raise SystemExit(f"texts differ:\n{plain!r}\n{guessed!r}")
                     if count > 8:
@@ -114,13 +118,13 @@ def main():
                     ratios.append(statistics.median(per_round))
             ratios.sort()
             at = lambda share: round(ratios[min(len(ratios) - 1, int(share * len(ratios)))], 3)
-            row = {"bench": "speculation", "case": name, "requests": len(ratios), "left_out": left_out, "rounds": args.rounds,
+            row = {"bench": "speculation", "from": speculation, "case": name, "requests": len(ratios), "left_out": left_out, "rounds": args.rounds,
                    "ratio_median": round(statistics.median(ratios), 3), "ratio_p10": at(0.1), "ratio_p90": at(0.9),
                    "off_tok_s_median": round(statistics.median(s for s, _ in speeds), 1)}
             print(json.dumps(row), flush=True)
             rows.append(row)
     finally:
-        for server in (off, lookup):
+        for server in (off, guessing):
             server.process.terminate()
             server.process.wait()
     if args.out:

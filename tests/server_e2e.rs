@@ -175,6 +175,17 @@ fn a_second_signal_stops_at_once() {
     assert_eq!(server.wait(Duration::from_secs(5)).code(), Some(130));
 }
 
+/// What a write beyond `ulimit -f` brings; it would end a program that does not expect it.
+#[test]
+fn a_limit_on_the_size_of_files_does_not_end_the_server() {
+    let Some(model) = support::model_or_skip() else { return };
+    let mut server = Server::start(&model, &[]);
+    server.signal("XFSZ");
+    thread::sleep(Duration::from_millis(200));
+    assert!(server.is_running());
+    assert_eq!(server.post("/v1/completions", &completion("Hello", 4)).0, 200);
+}
+
 #[test]
 fn the_server_listens_before_the_weights_are_read() {
     let Some(model) = support::model_or_skip() else { return };

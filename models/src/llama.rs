@@ -167,6 +167,11 @@ impl<B: Backend> Llama<B> {
         })
     }
 
+    /// Takes the memory of the whole KV cache now, so that no step waits for it.
+    pub fn populate_kv_cache(&mut self) {
+        self.backend.populate_kv_cache(&mut self.cache);
+    }
+
     /// What the network looks like.
     pub fn config(&self) -> &ModelConfig {
         &self.config

@@ -1,10 +1,8 @@
 //! The parts of an answer that both generating endpoints share: its envelope, its usage, and the whole answer in one body.
 
 use std::ops::Range;
-use std::time::Duration;
 
-use axum::Json;
-use axum::http::HeaderValue;
+use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use taper_engine::{FinishReason, TokenLogprobs};
@@ -13,7 +11,7 @@ use crate::errors::ApiError;
 use crate::generation::{Generation, Output, Piece, Totals};
 use crate::parameters::Parameters;
 use crate::sse;
-use crate::state::ServedModel;
+use crate::state::{ServedModel, ServerState};
 
 /// How one endpoint writes choices.
 pub(crate) trait Shape: Send + Unpin + 'static {
@@ -63,15 +61,19 @@ impl Envelope {
 
     /// A body or chunk with these choices.
     pub(crate) fn wrap(&self, object: &str, choices: Vec<Value>) -> Value {
-        let mut body = json!({
+        let mut body = self.fields(object);
+        body["choices"] = Value::Array(choices);
+        body
+    }
+
+    fn fields(&self, object: &str) -> Value {
+        json!({
             "id": self.id,
             "object": object,
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
-        });
-        body["choices"] = Value::Array(choices);
-        body
+        })
     }
 }
 
@@ -111,8 +113,8 @@ pub(crate) struct Answering<'a> {
     pub(crate) model: &'a ServedModel,
     /// The request's fields that nobody knows.
     pub(crate) ignored: &'a [String],
-    /// The interval of comments in a silent stream.
-    pub(crate) keep_alive: Duration,
+    /// The server's.
+    pub(crate) state: &'a ServerState,
 }
 
 /// Sends the answer of `generation`, streamed or whole.
@@ -124,9 +126,14 @@ pub(crate) async fn send<S: Shape>(
 ) -> Result<Response, ApiError> {
     let envelope = Envelope::new::<S>(context.model);
     let mut response = if parameters.stream {
-        sse::respond(shape, envelope, generation, parameters.include_usage, context.keep_alive).await?
+        let keep_alive = context.state.timeouts().keep_alive;
+        sse::respond(shape, envelope, generation, parameters.include_usage, keep_alive).await?
     } else {
-        Json(collect(shape, &envelope, generation, parameters.num_choices).await?).into_response()
+        let whole = collect(shape, envelope, generation, parameters.num_choices).await?;
+        let details = parameters.details;
+        let is_large = details.logprobs.is_some() || details.prompt_logprobs.is_some();
+        let text = if is_large { context.state.work().write(|| whole.write()).await? } else { whole.write() };
+        ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], text).into_response()
     };
     if !context.ignored.is_empty()
         && let Ok(names) = HeaderValue::from_str(&context.ignored.join(", "))
@@ -136,13 +143,46 @@ pub(crate) async fn send<S: Shape>(
     Ok(response)
 }
 
+/// An answer that is complete.
+struct Whole<S> {
+    shape: S,
+    envelope: Envelope,
+    choices: Vec<(FinishReason, Piece)>,
+    totals: Totals,
+}
+
+impl<S: Shape> Whole<S> {
+    /// Its text. One choice after another, because as a value it takes up to twenty times the memory.
+    fn write(mut self) -> String {
+        let mut text = self.envelope.fields(S::OBJECT).to_string();
+        // Its closing brace; the rest follows.
+        text.pop();
+        text.push_str(",\"choices\":[");
+        for (place, (reason, piece)) in self.choices.iter().enumerate() {
+            if place > 0 {
+                text.push(',');
+            }
+            text.push_str(&self.shape.whole(place, *reason, piece).to_string());
+        }
+        text.push(']');
+        let mut rest = json!({});
+        self.shape.complete(&mut rest);
+        rest["usage"] = usage(&self.totals);
+        if let Some(timings) = timings(&self.totals) {
+            rest["timings"] = timings;
+        }
+        text.push_str(&rest.to_string().replacen('{', ",", 1));
+        text
+    }
+}
+
 /// Waits for the whole answer. Where more choices are generated than answered with, the most probable by token win.
 async fn collect<S: Shape>(
     mut shape: S,
-    envelope: &Envelope,
+    envelope: Envelope,
     mut generation: Generation,
     num_choices: usize,
-) -> Result<Value, ApiError> {
+) -> Result<Whole<S>, ApiError> {
     let mut pieces = vec![Piece::default(); generation.num_choices()];
     let mut reasons = vec![None; pieces.len()];
     let mut totals = Totals::default();
@@ -161,16 +201,10 @@ async fn collect<S: Shape>(
     for prompt in 0..generation.num_prompts() {
         for generated in best(&pieces, generation.choices_of(prompt), num_choices) {
             let reason = reasons[generated].ok_or_else(|| ApiError::internal("the engine left a choice unfinished"))?;
-            choices.push(shape.whole(choices.len(), reason, &pieces[generated]));
+            choices.push((reason, std::mem::take(&mut pieces[generated])));
         }
     }
-    let mut body = envelope.wrap(S::OBJECT, choices);
-    shape.complete(&mut body);
-    body["usage"] = usage(&totals);
-    if let Some(timings) = timings(&totals) {
-        body["timings"] = timings;
-    }
-    Ok(body)
+    Ok(Whole { shape, envelope, choices, totals })
 }
 
 /// The `num` of these choices that the model finds most probable per token, best first; all of them in their own order when

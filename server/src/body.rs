@@ -9,13 +9,19 @@ use tokio_stream::StreamExt;
 use crate::errors::ApiError;
 use crate::limits::{MAX_BODY_BYTES, MAX_JSON_VALUES};
 use crate::timeouts::Timeouts;
+use crate::work::HeldBytes;
 
 /// What is read and thrown away of a body that will not be used, so that the client, which may still be sending, gets to
 /// read the answer instead of a reset connection.
 const MAX_DISCARDED_BYTES: usize = 2 * MAX_BODY_BYTES;
 
-/// Reads the body whole.
-pub(crate) async fn read(headers: &HeaderMap, body: Body, timeouts: &Timeouts) -> Result<Bytes, ApiError> {
+/// Reads the body whole, on the account `held`.
+pub(crate) async fn read(
+    headers: &HeaderMap,
+    body: Body,
+    timeouts: &Timeouts,
+    held: &mut HeldBytes,
+) -> Result<Bytes, ApiError> {
     let declared =
         headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()).and_then(|v| v.parse::<u64>().ok());
     if declared.is_some_and(|len| len > MAX_BODY_BYTES as u64) {
@@ -25,7 +31,7 @@ pub(crate) async fn read(headers: &HeaderMap, body: Body, timeouts: &Timeouts) -
     let deadline = Instant::now() + timeouts.body_total;
     let mut chunks = body.into_data_stream();
     let mut read = Vec::new();
-    let mut too_large = 0;
+    let (mut refused, mut num_discarded) = (None, 0);
     loop {
         let next = timeout_at(deadline.min(Instant::now() + timeouts.body_pause), chunks.next());
         let chunk = match next.await {
@@ -34,17 +40,23 @@ pub(crate) async fn read(headers: &HeaderMap, body: Body, timeouts: &Timeouts) -
             Ok(Some(Err(_))) => return Err(ApiError::malformed("the request body broke off").closing()),
             Ok(Some(Ok(chunk))) => chunk,
         };
-        if too_large > 0 || read.len() + chunk.len() > MAX_BODY_BYTES {
-            read = Vec::new();
-            too_large += chunk.len();
-            if too_large > MAX_DISCARDED_BYTES {
-                break;
-            }
-        } else {
+        let len = read.len() + chunk.len();
+        if refused.is_none() {
+            let fits =
+                if len > MAX_BODY_BYTES { Err(ApiError::body_too_large(MAX_BODY_BYTES)) } else { held.grow(len) };
+            refused = fits.err();
+        }
+        if refused.is_none() {
             read.extend_from_slice(&chunk);
+            continue;
+        }
+        read = Vec::new();
+        num_discarded += chunk.len();
+        if num_discarded > MAX_DISCARDED_BYTES {
+            break;
         }
     }
-    if too_large > 0 { Err(ApiError::body_too_large(MAX_BODY_BYTES)) } else { Ok(read.into()) }
+    refused.map_or_else(|| Ok(read.into()), Err)
 }
 
 /// Reads and forgets, within limits.

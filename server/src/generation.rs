@@ -20,6 +20,7 @@ use tokio::time::Sleep;
 use crate::errors::ApiError;
 use crate::parameters::Parameters;
 use crate::state::{ActiveGuard, Served};
+use crate::time_limit::TimeLimit;
 
 /// Prompts of one request that are at the engine at once; a larger batch must not fill the queue for everyone.
 const MAX_IN_FLIGHT: usize = 32;
@@ -89,7 +90,9 @@ pub(crate) struct Generation {
     prompt_param: &'static str,
     sampling: SamplingParams,
     /// One per prompt, if answers must have a form.
-    grammars: Vec<Grammar>,
+    grammars: Vec<Arc<Grammar>>,
+    /// The field that asked for it.
+    form_field: &'static str,
     priority: i32,
     cache_salt: Option<String>,
     prompt_only: bool,
@@ -98,6 +101,7 @@ pub(crate) struct Generation {
     running: Vec<Running>,
     /// Where the next round of polling begins, so that no prompt is always last.
     turn: usize,
+    time_limit: TimeLimit,
     pause: Option<Pin<Box<Sleep>>>,
     totals: Totals,
     ended: bool,
@@ -112,7 +116,7 @@ impl Generation {
         prompts: Vec<Vec<u32>>,
         parameters: &Parameters,
         prompt_param: &'static str,
-        active: ActiveGuard,
+        (active, time_limit): (ActiveGuard, TimeLimit),
     ) -> Result<Self, ApiError> {
         let engine = served.model.engine.clone();
         let context_len = served.model.context_len.min(engine.limits().context_len);
@@ -131,9 +135,11 @@ impl Generation {
             prompt_only: parameters.prompt_only,
             num_prompts: prompts.len(),
             grammars: parameters.grammars.clone(),
+            form_field: parameters.form.as_ref().map_or("allowed_token_ids", |form| form.field),
             waiting: prompts.into_iter().enumerate().collect(),
             running: Vec::new(),
             turn: 0,
+            time_limit,
             pause: None,
             totals: Totals::default(),
             ended: false,
@@ -165,13 +171,17 @@ impl Generation {
         while self.running.len() < MAX_IN_FLIGHT
             && let Some((prompt, tokens)) = self.waiting.pop_front()
         {
+            let timeout = self.time_limit.left();
+            if timeout.is_some_and(|left| left.is_zero()) {
+                return Err(self.time_limit.error());
+            }
             let request = Request {
                 prompt_tokens: tokens.clone(),
                 sampling: self.sampling.clone(),
-                grammar: self.grammars.get(prompt).cloned(),
+                grammar: self.grammars.get(prompt).map(|grammar| Grammar::clone(grammar)),
                 priority: self.priority,
                 cache_salt: self.cache_salt.clone(),
-                timeout: None,
+                timeout,
             };
             match self.engine.submit(request) {
                 Ok(events) => self.running.push(Running { prompt, events }),
@@ -250,7 +260,7 @@ impl Generation {
                     self.add(usage);
                     None
                 }
-                Some(Event::Failed(error)) => Some(Err(self.fail(refusal(&error, &self.engine)))),
+                Some(Event::Failed(error)) => Some(Err(self.fail(self.refusal(&error)))),
                 None => Some(Err(self.fail(ApiError::internal("the engine ended a request without a last word")))),
             });
         }
@@ -281,29 +291,35 @@ impl Generation {
         self.running.clear();
         self.waiting.clear();
         let _in_span = self.span.enter();
-        tracing::error!(error = %error, "a request failed after it was accepted");
+        if error.status().is_server_error() {
+            tracing::error!(error = %error, "a request failed after it was accepted");
+        } else {
+            tracing::info!(error = %error, "a request could not be finished");
+        }
         error
+    }
+
+    /// An engine that stops on purpose, or fails at every step, is a 503 that another server can cure; the rest are faults.
+    fn refusal(&self, error: &EngineError) -> ApiError {
+        match error {
+            // What its handles hear when its thread dies.
+            EngineError::Stopped if !self.engine.is_healthy() => {
+                ApiError::failed("the engine crashed; restart the server")
+            }
+            EngineError::Stopped => ApiError::draining(),
+            // The same request would fail again, so it is the client's to change.
+            EngineError::Grammar(reason) => ApiError::invalid(self.form_field, reason.clone()),
+            EngineError::TimedOut(_) => self.time_limit.error(),
+            EngineError::Runner(_) | EngineError::Panicked(_) if !self.engine.is_healthy() => {
+                ApiError::failed(&format!("its last steps failed: {error}"))
+            }
+            other => ApiError::internal(other.to_string()),
+        }
     }
 
     /// [`Generation::poll_next`] for asynchronous code.
     pub(crate) async fn next(&mut self) -> Option<Result<Output, ApiError>> {
         std::future::poll_fn(|context| self.poll_next(context)).await
-    }
-}
-
-/// An engine that stops on purpose, or fails at every step, is a 503 that another server can cure; the rest are faults.
-fn refusal(error: &EngineError, engine: &EngineHandle) -> ApiError {
-    match error {
-        // What its handles hear when its thread dies.
-        EngineError::Stopped if !engine.is_healthy() => ApiError::failed("the engine crashed; restart the server"),
-        EngineError::Stopped => ApiError::draining(),
-        // The same request would fail again, so it is the client's to change.
-        EngineError::Grammar(reason) => ApiError::invalid("response_format", reason.clone()),
-        EngineError::TimedOut(_) => ApiError::timed_out(error.to_string()),
-        EngineError::Runner(_) | EngineError::Panicked(_) if !engine.is_healthy() => {
-            ApiError::failed(&format!("its last steps failed: {error}"))
-        }
-        other => ApiError::internal(other.to_string()),
     }
 }
 

@@ -9,8 +9,16 @@ use taper_text::GrammarSpec;
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 
+/// The form that answers must have.
+#[derive(Debug, Clone)]
+pub(crate) struct Form {
+    /// The field that asks for it.
+    pub(crate) field: &'static str,
+    pub(crate) spec: GrammarSpec,
+}
+
 /// Takes all such fields; `None` if no form is asked for.
-pub(crate) fn take(fields: &mut Fields) -> Result<Option<GrammarSpec>, ApiError> {
+pub(crate) fn take(fields: &mut Fields) -> Result<Option<Form>, ApiError> {
     let mut asked = Asked(None);
     asked.add("response_format", response_format(fields)?)?;
     if let Some(mut nested) = fields.object("structured_outputs")? {
@@ -27,20 +35,20 @@ pub(crate) fn take(fields: &mut Fields) -> Result<Option<GrammarSpec>, ApiError>
     // Which library makes the masks changes nothing in the answer.
     fields.take("guided_decoding_backend");
     refuse_whitespace(fields, "guided_whitespace_pattern")?;
-    Ok(asked.0.map(|(_, spec)| spec))
+    Ok(asked.0)
 }
 
-/// The form asked for so far, and the field that asked.
-struct Asked(Option<(&'static str, GrammarSpec)>);
+/// The form asked for so far.
+struct Asked(Option<Form>);
 
 impl Asked {
     fn add(&mut self, field: &'static str, spec: Option<GrammarSpec>) -> Result<(), ApiError> {
         let Some(spec) = spec else { return Ok(()) };
-        if let Some((first, _)) = &self.0 {
+        if let Some(Form { field: first, .. }) = &self.0 {
             let message = format!("{first} and {field} both ask for a form of the answer; give one of them");
             return Err(ApiError::invalid(field, message));
         }
-        self.0 = Some((field, spec));
+        self.0 = Some(Form { field, spec });
         Ok(())
     }
 }
@@ -144,9 +152,9 @@ mod tests {
     fn read(body: Value) -> Result<Option<GrammarSpec>, ApiError> {
         let Value::Object(object) = body else { panic!("tests give objects") };
         let mut fields = Fields::new(object);
-        let spec = take(&mut fields)?;
+        let form = take(&mut fields)?;
         assert!(fields.into_rest().is_empty(), "every field was taken");
-        Ok(spec)
+        Ok(form.map(|form| form.spec))
     }
 
     fn check(body: Value, expected: &GrammarSpec) {

@@ -18,7 +18,6 @@ mod body;
 mod errors;
 mod fields;
 mod generation;
-// Becomes part of `parameters` with sampling under a mask.
 mod grammar_fields;
 mod io_timeout;
 mod middleware;
@@ -27,10 +26,12 @@ mod prompt;
 mod serve;
 mod sse;
 mod state;
+mod time_limit;
 mod timeouts;
 mod token_fields;
 mod token_json;
 mod unsupported;
+mod work;
 
 pub use errors::ApiError;
 pub use serve::{app, run};
@@ -41,6 +42,10 @@ pub use timeouts::Timeouts;
 pub mod limits {
     /// Bytes of a request body; more is a 413.
     pub const MAX_BODY_BYTES: usize = 32 * 1024 * 1024;
+    /// Bytes of a body that is read at once; larger ones are read one after another.
+    pub const SMALL_BODY_BYTES: usize = 256 * 1024;
+    /// Bytes of all larger bodies that are held at a time; more is a 503.
+    pub const MAX_HELD_BYTES: usize = 256 * 1024 * 1024;
     /// Values in one JSON body. A parsed value takes up to 40 times its two bytes of text, so the byte limit alone would
     /// let one request take gigabytes.
     pub const MAX_JSON_VALUES: usize = 1 << 19;
@@ -48,6 +53,11 @@ pub mod limits {
     pub const MAX_PROMPTS: usize = 512;
     /// Choices per prompt (`n`, `best_of`).
     pub const MAX_CHOICES: u64 = 16;
+    /// Log-probabilities of a prompt's tokens that one answer tells, over all its choices. Each takes about 65 bytes of the
+    /// answer, and a prompt costs little to compute: without a limit one request could have gigabytes written.
+    pub const MAX_PROMPT_LOGPROBS: usize = 1 << 20;
+    /// Requests whose grammars are compiled, or wait for the compiler, at a time.
+    pub const MAX_COMPILING: usize = 16;
     /// Stop strings per request.
     pub const MAX_STOPS: usize = 16;
     /// Stop tokens per request.

@@ -4,14 +4,17 @@
 //! llama.cpp's `repeat_penalty` is read as vLLM's `repetition_penalty`, over the whole text and not its last 64 tokens.
 //! The order in which samplers apply is the engine's, whatever the order of the fields.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use serde_json::Value;
 use taper_engine::SamplingParams;
-use taper_text::{Grammar, GrammarError, GrammarSpec};
+use taper_text::{Grammar, GrammarError};
 
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
-use crate::grammar_fields;
-use crate::limits::{MAX_CHOICES, MAX_SALT_BYTES, MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS};
+use crate::grammar_fields::{self, Form};
+use crate::limits::{MAX_CHOICES, MAX_PROMPT_LOGPROBS, MAX_SALT_BYTES, MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS};
 use crate::state::{Served, ServerState};
 use crate::token_fields::{bad_words, logit_bias, token_ids};
 use crate::token_json::Details;
@@ -29,9 +32,9 @@ pub(crate) struct Parameters {
     /// Nothing is asked for but what is told of the prompt (`max_tokens` 0).
     pub(crate) prompt_only: bool,
     /// The form that every answer must have.
-    pub(crate) form: Option<GrammarSpec>,
+    pub(crate) form: Option<Form>,
     /// The same for each prompt, compiled; empty without a form.
-    pub(crate) grammars: Vec<Grammar>,
+    pub(crate) grammars: Vec<Arc<Grammar>>,
     /// vLLM's `priority`: lower is served earlier.
     pub(crate) priority: i32,
     /// vLLM's `cache_salt`: cached prompts are shared only under the same one.
@@ -105,15 +108,50 @@ impl Parameters {
         })
     }
 
-    /// Compiles the form that answers to `prompts` must have, if there is one. Blocks, up to some seconds for a hostile one.
-    pub(crate) fn compile(&mut self, served: &Served, prompts: &[Vec<u32>]) -> Result<(), ApiError> {
-        let Some(form) = &self.form else { return Ok(()) };
-        let compiled = prompts.iter().map(|prompt| served.grammars.compile(form, prompt)).collect::<Result<_, _>>();
-        self.grammars = compiled.map_err(|error| match error {
-            GrammarError::Busy => ApiError::busy(&error.to_string()),
-            error => ApiError::invalid("response_format", error.to_string()),
-        })?;
-        Ok(())
+    /// What compiles the form that answers to `prompts` must have, for each of them; `None` without a form. Blocks, up to some
+    /// seconds for a hostile one.
+    pub(crate) fn compiler(
+        &self,
+        served: &Arc<Served>,
+        prompts: &[Vec<u32>],
+    ) -> Option<impl FnOnce() -> Result<Vec<Arc<Grammar>>, ApiError> + Send + 'static> {
+        let Form { field, spec } = self.form.clone()?;
+        let grammars = Arc::clone(&served.grammars);
+        // Of a prompt only its end matters to a grammar, so a batch compiles few.
+        let ends: Vec<Option<u32>> = prompts.iter().map(|prompt| prompt.last().copied()).collect();
+        Some(move || {
+            let mut compiled = HashMap::new();
+            let compile = |end: Option<u32>| {
+                if let Some(grammar) = compiled.get(&end) {
+                    return Ok(Arc::clone(grammar));
+                }
+                let grammar = grammars.compile(&spec, end.as_slice()).map(Arc::new).map_err(|error| match error {
+                    GrammarError::Busy => ApiError::busy(&error.to_string()),
+                    error => ApiError::invalid(field, error.to_string()),
+                })?;
+                compiled.insert(end, Arc::clone(&grammar));
+                Ok(grammar)
+            };
+            ends.into_iter().map(compile).collect()
+        })
+    }
+
+    /// Refuses an answer that would tell too much of prompts of `num_tokens` in all. With `echo`, the completions' log-probabilities
+    /// tell of them too.
+    pub(crate) fn check_prompt_logprobs(&self, num_tokens: usize, echo: bool) -> Result<(), ApiError> {
+        let Details { prompt_logprobs, logprobs, .. } = self.details;
+        let per_token = |num_top: Option<u32>| num_top.map_or(0, |num_top| num_top as usize + 1);
+        let told = per_token(prompt_logprobs) + per_token(logprobs.filter(|_| echo));
+        let told = told.saturating_mul(num_tokens).saturating_mul(self.num_choices);
+        if told <= MAX_PROMPT_LOGPROBS {
+            return Ok(());
+        }
+        let param = if prompt_logprobs.is_some() { "prompt_logprobs" } else { "logprobs" };
+        let message = format!(
+            "{param} would make {told} log-probabilities of the prompt's tokens in this answer, of which at most \
+             {MAX_PROMPT_LOGPROBS} are told; ask for fewer of each token, fewer choices, or about shorter prompts"
+        );
+        Err(ApiError::invalid(param, message))
     }
 
     /// Refuses what has no meaning together.

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 
 use crate::errors::ApiError;
 use crate::timeouts::Timeouts;
+use crate::work::Work;
 
 /// Field names that are remembered as already logged; a client that invents names cannot grow the set beyond this.
 const MAX_LOGGED_NAMES: usize = 256;
@@ -61,6 +62,7 @@ struct Shared {
     active: watch::Sender<usize>,
     logged: Mutex<BTreeSet<String>>,
     timeouts: Timeouts,
+    work: Work,
 }
 
 /// The state of a server. Clones share it.
@@ -88,6 +90,7 @@ impl ServerState {
             active: watch::Sender::new(0),
             logged: Mutex::new(BTreeSet::new()),
             timeouts,
+            work: Work::default(),
         }))
     }
 
@@ -144,6 +147,10 @@ impl ServerState {
 
     pub(crate) fn timeouts(&self) -> &Timeouts {
         &self.0.timeouts
+    }
+
+    pub(crate) fn work(&self) -> &Work {
+        &self.0.work
     }
 
     /// The engine, once there is one.

@@ -53,7 +53,9 @@ impl Server {
     }
 
     fn spawn(mut taper: Command, model: &Path, arguments: &[&str]) -> Server {
+        // A server takes the memory of its whole KV cache, and many tests run servers at once.
         let mut child = taper
+            .env("TAPER_KV_CACHE_SIZE", "256MiB")
             .args(["serve", "--port", "0", "--model"])
             .arg(model)
             .args(arguments)

@@ -1,6 +1,7 @@
 //! One prompt through the engine, its text shown as it comes.
 
 use crate::load::Loaded;
+use crate::signals;
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
 use taper_engine::{Event, FinishReason, Request, SamplingParams, Timings};
@@ -90,7 +91,9 @@ pub(crate) struct Generator {
 impl Generator {
     pub(crate) fn new() -> Result<Generator> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        Ok(Generator { runtime: runtime.context("cannot start the runtime")? })
+        let runtime = runtime.context("cannot start the runtime")?;
+        runtime.block_on(async { signals::survive_file_size_limit() })?;
+        Ok(Generator { runtime })
     }
 
     /// Generates an answer and hands its text to `show` as it comes. With `stoppable`, Ctrl-C ends the answer and not the

@@ -1,5 +1,7 @@
 //! From a name on the command line to a model that computes.
 
+mod draft;
+
 use crate::args::{BackendKind, ContextArgs, EngineArgs, ModelArgs};
 use crate::calibration_file;
 use crate::output;
@@ -9,7 +11,7 @@ use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use taper_checkpoint::Checkpoint;
-use taper_engine::{DiskCache, Engine, EngineConfig, EngineHandle, ModelRunner, Runner, file_digest};
+use taper_engine::{DiskCache, Engine, EngineConfig, EngineHandle, EngineParts, ModelRunner, Runner, file_digest};
 use taper_hub::{Hub, ModelName, Progress, ResolvedModel};
 use taper_kernels::{BLOCK_SIZE, Backend, Cpu, CpuConfig, Reference};
 use taper_models::{Llama, LoadOptions, ModelConfig};
@@ -20,7 +22,7 @@ pub(crate) trait ModelTask {
     /// What comes out.
     type Output;
     /// Does it.
-    fn run<B: Backend>(self, model: Llama<B>) -> Result<Self::Output>;
+    fn run<B: Backend + Clone>(self, model: Llama<B>) -> Result<Self::Output>;
 }
 
 /// A model behind an engine, ready to answer.
@@ -69,7 +71,7 @@ pub(crate) fn with_model<T: ModelTask>(
     }
 }
 
-fn load<B: Backend, T: ModelTask>(
+fn load<B: Backend + Clone, T: ModelTask>(
     args: &ModelArgs,
     backend: B,
     checkpoint: &Checkpoint,
@@ -77,6 +79,18 @@ fn load<B: Backend, T: ModelTask>(
     progress: &dyn Progress,
     task: T,
 ) -> Result<T::Output> {
+    let mut model = load_network(backend, checkpoint, options, progress)?;
+    calibration_file::apply(args, checkpoint.path(), &mut model)?;
+    task.run(model)
+}
+
+/// Reads the weights, with a progress bar.
+fn load_network<B: Backend>(
+    backend: B,
+    checkpoint: &Checkpoint,
+    options: LoadOptions,
+    progress: &dyn Progress,
+) -> Result<Llama<B>> {
     let file = checkpoint.path().file_name().unwrap_or_default().to_string_lossy();
     let (mut started, mut done) = (false, 0);
     let model = Llama::load(backend, checkpoint, options, &mut |state| {
@@ -87,12 +101,50 @@ fn load<B: Backend, T: ModelTask>(
         done = state.done;
     });
     progress.finish();
-    let mut model = model.with_context(|| format!("cannot load {}", checkpoint.path().display()))?;
+    let model = model.with_context(|| format!("cannot load {}", checkpoint.path().display()))?;
     for note in model.notes() {
         progress.note(note);
     }
-    calibration_file::apply(args, checkpoint.path(), &mut model)?;
-    task.run(model)
+    Ok(model)
+}
+
+/// Makes what the engine runs of a network, and of its draft model if there is one.
+struct IntoRunners<'a> {
+    /// Of the model's file, where blocks are to outlive this program.
+    digest: Option<String>,
+    draft: Option<&'a Checkpoint>,
+    max_batch: usize,
+    progress: &'a dyn Progress,
+}
+
+struct Runners {
+    runner: Box<dyn Runner>,
+    draft: Option<Box<dyn Runner>>,
+    /// [`taper_kernels::BackendInfo::numerics_class`] of what computes.
+    numerics_class: &'static str,
+}
+
+impl ModelTask for IntoRunners<'_> {
+    type Output = Runners;
+
+    fn run<B: Backend + Clone>(self, mut model: Llama<B>) -> Result<Runners> {
+        if let Some(digest) = self.digest {
+            model.set_file_digest(digest);
+        }
+        // The two take turns on the same threads.
+        let load_draft = |checkpoint| -> Result<Box<dyn Runner>> {
+            let options = draft::options(&model, self.max_batch);
+            let draft = load_network(model.backend().clone(), checkpoint, options, self.progress)?;
+            Ok(Box::new(ModelRunner(draft)))
+        };
+        let draft = self.draft.map(load_draft).transpose()?;
+        // What many use is used in whole soon. One user's answer should not wait for memory that it never fills.
+        if self.max_batch > 1 {
+            model.populate_kv_cache();
+        }
+        let numerics_class = model.backend().info().numerics_class;
+        Ok(Runners { runner: Box::new(ModelRunner(model)), draft, numerics_class })
+    }
 }
 
 /// Loads everything that answering takes.
@@ -103,18 +155,6 @@ pub(crate) fn load_engine(
     config: EngineConfig,
     progress: &dyn Progress,
 ) -> Result<Loaded> {
-    /// With the digest of its file, where its blocks are to outlive it.
-    struct IntoRunner(Option<String>);
-    impl ModelTask for IntoRunner {
-        type Output = (Box<dyn Runner>, &'static str);
-        fn run<B: Backend>(self, mut model: Llama<B>) -> Result<Self::Output> {
-            if let Some(digest) = self.0 {
-                model.set_file_digest(digest);
-            }
-            let numerics_class = model.backend().info().numerics_class;
-            Ok((Box::new(ModelRunner(model)), numerics_class))
-        }
-    }
     // A template that cannot be had should not wait for the weights.
     let chosen = context.chat_template.as_deref().map(chosen_template).transpose()?;
     let ResolvedModel { path, id } = resolve(&args.model, progress)?;
@@ -145,18 +185,20 @@ pub(crate) fn load_engine(
     };
     let digest = engine.cache_dir.as_deref().map(|folder| file_digest(&path, folder)).transpose();
     let digest = digest.with_context(|| format!("cannot read {}", path.display()))?;
-    let (runner, numerics_class) = with_model(args, &checkpoint, options, progress, IntoRunner(digest))?;
+    let draft = engine.draft_model.as_deref().map(|name| draft::open(name, &tokenizer, progress)).transpose()?;
+    let task = IntoRunners { digest, draft: draft.as_ref(), max_batch: config.max_batch, progress };
+    let Runners { runner, draft, numerics_class } = with_model(args, &checkpoint, options, progress, task)?;
     let open = |folder: &PathBuf| {
         DiskCache::open(folder, &runner.identity(), runner.block_bytes(), engine.cache_dir_size as u64)
     };
     let disk = engine.cache_dir.as_ref().map(open).transpose().context("cannot use --cache-dir")?;
-    let engine = Engine::start_with_disk(runner, Arc::clone(&tokenizer), config, disk);
+    let engine = Engine::start_with(EngineParts { runner, tokenizer: Arc::clone(&tokenizer), draft, disk }, config);
     Ok(Loaded { id, tokenizer, template, engine, numerics_class })
 }
 
 /// [`load_engine`] for one user at a terminal.
 pub(crate) fn load_for_one(args: &ModelArgs, context: &ContextArgs, engine: &EngineArgs) -> Result<Loaded> {
-    let config = EngineConfig { max_batch: 1, speculation: engine.speculation.into(), ..EngineConfig::default() };
+    let config = EngineConfig { max_batch: 1, speculation: engine.speculation()?, ..EngineConfig::default() };
     load_engine(args, context, engine, config, &Bars::new())
 }
 

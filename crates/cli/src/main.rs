@@ -10,6 +10,7 @@ mod load;
 mod output;
 mod piped;
 mod progress;
+mod signals;
 mod tune_file;
 
 use args::{Cli, Command};

@@ -176,7 +176,7 @@ impl DiskCache {
     pub fn load(&self, hash: BlockHash) -> Option<Vec<u8>> {
         let path = self.shared.path(hash)?;
         let expected = self.shared.expected(hash);
-        match File::open(&path).and_then(|mut file| expected.read(&mut file)) {
+        match folder::open_file(File::options().read(true), &path).and_then(|mut file| expected.read(&mut file)) {
             Ok(Some(bytes)) => {
                 let mut state = self.shared.state();
                 state.stats.loaded += 1;

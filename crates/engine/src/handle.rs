@@ -40,8 +40,25 @@ pub enum Speculation {
     /// Nowhere: every token is computed alone.
     Off,
     /// What followed the same tokens earlier in the prompt or the answer, where that is expected to pay.
-    #[default]
     Lookup,
+    /// The draft model, where that is expected to pay.
+    Draft,
+    /// Whichever of the two is surer.
+    #[default]
+    All,
+}
+
+/// What an engine is made of.
+pub struct EngineParts {
+    /// Computes.
+    pub runner: Box<dyn Runner>,
+    /// Turns its tokens into text.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Computes a smaller model of the same vocabulary, whose choices are guesses of what the large one will choose. Its
+    /// blocks have the size of the large one's.
+    pub draft: Option<Box<dyn Runner>>,
+    /// A prefix cache on disk, opened for the [`Runner::identity`] of this runner.
+    pub disk: Option<DiskCache>,
 }
 
 impl Default for EngineConfig {
@@ -89,6 +106,8 @@ pub struct EngineStatus {
     pub guessed_tokens: u64,
     /// Of those, the ones that were right.
     pub right_guesses: u64,
+    /// Tokens that the draft model chose, verified or not.
+    pub drafted_tokens: u64,
     /// Times that a sequence lost its blocks to an older one.
     pub preemptions: u64,
     /// (row, head) pairs of attention computed a second time, because a fixed softmax reference did not fit.
@@ -142,24 +161,24 @@ impl Engine {
     /// # Panics
     /// When the runner's limits have a zero in them.
     pub fn start(runner: Box<dyn Runner>, tokenizer: Arc<Tokenizer>, config: EngineConfig) -> EngineHandle {
-        Engine::start_with_disk(runner, tokenizer, config, None)
+        Engine::start_with(EngineParts { runner, tokenizer, draft: None, disk: None }, config)
     }
 
-    /// [`Engine::start`] with a prefix cache on disk, opened for the [`Runner::identity`] of this runner.
+    /// Starts an engine thread for these parts.
     ///
     /// # Panics
-    /// When the runner's limits have a zero in them.
-    pub fn start_with_disk(
-        runner: Box<dyn Runner>,
-        tokenizer: Arc<Tokenizer>,
-        config: EngineConfig,
-        disk: Option<DiskCache>,
-    ) -> EngineHandle {
+    /// When the limits of a runner have a zero in them, and when the blocks of the draft model have another size.
+    pub fn start_with(parts: EngineParts, config: EngineConfig) -> EngineHandle {
+        let EngineParts { runner, tokenizer, draft, disk } = parts;
         let mut limits = runner.limits();
         let RunnerLimits { context_len, num_blocks, block_size, vocab_size, max_rows, max_logit_rows } = limits;
         assert!(
             [context_len, num_blocks, block_size, vocab_size, max_rows, max_logit_rows].iter().all(|&limit| limit > 0),
             "a runner that can hold or do nothing: {limits:?}"
+        );
+        assert!(
+            draft.iter().all(|draft| draft.limits().block_size == block_size),
+            "blocks of the draft model are named as those of the large one are, so they hold as many tokens"
         );
         // A sequence that has the cache for itself must fit.
         limits.context_len = context_len.min(num_blocks * block_size);
@@ -179,7 +198,8 @@ impl Engine {
         let kv_cache_bytes = num_blocks.saturating_mul(runner.block_bytes());
         let (commands, receiver) = channel();
         let (ends, ended) = watch::channel(());
-        let worker = Worker::new(runner, tokenizer, scheduler, config, disk, receiver, Arc::clone(&shared));
+        let parts = EngineParts { runner, tokenizer, draft, disk };
+        let worker = Worker::new(parts, scheduler, config, receiver, Arc::clone(&shared));
         let thread = Builder::new().name("taper-engine".to_owned()).spawn(move || {
             // Dropped when the thread ends, which is what `drained` waits for.
             let _ends = ends;
@@ -250,6 +270,11 @@ impl EngineHandle {
     /// the KV cache holds less.
     pub fn limits(&self) -> RunnerLimits {
         self.0.limits
+    }
+
+    /// Time that requests without their own have; without it, any.
+    pub fn request_timeout(&self) -> Option<Duration> {
+        self.0.request_timeout
     }
 
     /// Bytes of all blocks of the KV cache.

@@ -21,6 +21,8 @@ pub(crate) struct Sequence {
     pub(crate) lookup: Option<Lookup>,
     /// How good they are.
     pub(crate) acceptance: Acceptance,
+    /// Tokens since the draft model was asked; very many when it never was.
+    pub(crate) undrafted: usize,
     /// When its tokens came.
     pub(crate) clock: ChoiceClock,
     /// The form that its text must have.
@@ -81,6 +83,7 @@ impl Sequence {
             guess: Guess::default(),
             lookup: None,
             acceptance: Acceptance::default(),
+            undrafted: usize::MAX / 2,
             clock: ChoiceClock::default(),
             form: None,
             choice,
@@ -103,8 +106,9 @@ impl Sequence {
         let Sampled { token, logprobs } = sampled;
         self.sampler.accept(token);
         self.tokens.push(token);
+        self.undrafted += 1;
         if let Some(lookup) = &mut self.lookup {
-            lookup.push(token);
+            lookup.note_last(&self.tokens);
         }
         self.unsent.push(token);
         self.unsent_logprobs.extend(logprobs);

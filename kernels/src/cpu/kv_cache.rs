@@ -16,6 +16,7 @@ mod format;
 pub(super) use format::{Element, F32, Format};
 
 use super::isa::Isa;
+use super::pool::Pool;
 use super::rows::Disjoint;
 use super::simd::{Kernel, LANES, Simd, run};
 use crate::memory::AlignedVec;
@@ -100,6 +101,13 @@ impl<F: Format> Storage<F> {
         })
     }
 
+    fn populate(&self, pool: &Pool) {
+        let run = |num_parts: usize, part: &(dyn Fn(usize) + Sync)| pool.run(num_parts, part);
+        self.data.populate(&run);
+        self.key_lengths.populate(&run);
+        self.block_lengths.populate(&run);
+    }
+
     /// All of one (layer, block, KV head).
     #[inline(always)]
     pub(super) fn piece(&self, layer: usize, block: usize, kv_head: usize) -> &[F::Unit] {
@@ -166,6 +174,11 @@ impl KvCache {
 
     pub(super) fn layout(&self) -> KvLayout {
         self.layout
+    }
+
+    /// Takes all its memory now; see [`crate::Backend::populate_kv_cache`].
+    pub(super) fn populate(&self, pool: &Pool) {
+        for_any_storage!(&self.storage, storage => storage.populate(pool));
     }
 
     /// Stores the keys and values of fused qkv rows of one layer at their slots; `run_tasks(n, f)` calls `f` for every

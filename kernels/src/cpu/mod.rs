@@ -185,6 +185,10 @@ impl Backend for Cpu {
         KvCache::new(layout)
     }
 
+    fn populate_kv_cache(&self, cache: &mut KvCache) {
+        cache.populate(self.pool());
+    }
+
     fn kv_block_bytes(&self, layout: KvLayout) -> usize {
         kv_cache::block_bytes(layout)
     }

@@ -36,15 +36,16 @@ pub(crate) async fn chat_completions(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let api::Admitted { body, served, active } = api::admit(&state, &headers, body).await?;
-    let keep_alive = state.timeouts().keep_alive;
-    let for_thread = served.clone();
-    let request = api::blocking(move || prepare(&body, &state, &for_thread)).await?;
+    let mut admitted = api::admit(&state, &headers, body).await?;
+    let mut request = admitted.read(&state, prepare).await?;
+    admitted.compile(&state, &mut request.parameters, std::slice::from_ref(&request.prompt)).await?;
+    let api::Admitted { served, active, time_limit, .. } = admitted;
     let writer = TokenWriter::new(&served.model.tokenizer, request.parameters.details);
     let prompt = if request.parameters.details.token_ids { request.prompt.clone() } else { Vec::new() };
     let chat = Chat { writer, prompt, prompt_logprobs: Vec::new() };
-    let generation = Generation::start(&served, vec![request.prompt], &request.parameters, "messages", active)?;
-    let context = Answering { model: &served.model, ignored: &request.ignored, keep_alive };
+    let prompts = vec![request.prompt];
+    let generation = Generation::start(&served, prompts, &request.parameters, "messages", (active, time_limit))?;
+    let context = Answering { model: &served.model, ignored: &request.ignored, state: &state };
     answer::send(chat, generation, &request.parameters, &context).await
 }
 
@@ -58,7 +59,7 @@ fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared
     let variables = template_variables(&mut fields)?;
     let ignored = unsupported::check_rest(fields, state)?;
     let prompt = prompt::encode_chat(served, &messages, variables)?;
-    parameters.compile(served, std::slice::from_ref(&prompt))?;
+    parameters.check_prompt_logprobs(prompt.len(), false)?;
     Ok(Prepared { parameters, prompt, ignored })
 }
 

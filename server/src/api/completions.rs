@@ -39,12 +39,12 @@ pub(crate) async fn completions(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let api::Admitted { body, served, active } = api::admit(&state, &headers, body).await?;
-    let keep_alive = state.timeouts().keep_alive;
-    let for_thread = served.clone();
-    let request = api::blocking(move || prepare(&body, &state, &for_thread)).await?;
-    let generation = Generation::start(&served, request.prompts, &request.parameters, "prompt", active)?;
-    let context = Answering { model: &served.model, ignored: &request.ignored, keep_alive };
+    let mut admitted = api::admit(&state, &headers, body).await?;
+    let mut request = admitted.read(&state, prepare).await?;
+    admitted.compile(&state, &mut request.parameters, &request.prompts).await?;
+    let api::Admitted { served, active, time_limit, .. } = admitted;
+    let generation = Generation::start(&served, request.prompts, &request.parameters, "prompt", (active, time_limit))?;
+    let context = Answering { model: &served.model, ignored: &request.ignored, state: &state };
     answer::send(request.shape, generation, &request.parameters, &context).await
 }
 
@@ -75,7 +75,7 @@ fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared
             echoes.push(text);
         }
     }
-    parameters.compile(served, &tokens)?;
+    parameters.check_prompt_logprobs(tokens.iter().map(Vec::len).sum(), echo)?;
     let shape = Completion::new(&served.model.tokenizer, &parameters, &tokens, echoes);
     Ok(Prepared { parameters, prompts: tokens, shape, ignored })
 }

@@ -122,7 +122,7 @@ fn gauges(status: &EngineStatus) -> [Row<f64>; 4] {
     ]
 }
 
-fn counters(status: &EngineStatus, metrics: &EngineMetrics) -> [Row<u64>; 12] {
+fn counters(status: &EngineStatus, metrics: &EngineMetrics) -> [Row<u64>; 13] {
     [
         ("vllm:num_preemptions_total", "Times that a choice lost its blocks to an older one.", status.preemptions),
         ("vllm:prompt_tokens_total", "Tokens of prompts that have begun to run.", status.prompt_tokens),
@@ -141,6 +141,7 @@ fn counters(status: &EngineStatus, metrics: &EngineMetrics) -> [Row<u64>; 12] {
         ("vllm:spec_decode_num_drafts_total", "Times that guesses were verified.", status.guessed_steps),
         ("vllm:spec_decode_num_draft_tokens_total", "Guessed tokens that were verified.", status.guessed_tokens),
         ("vllm:spec_decode_num_accepted_tokens_total", "Guessed tokens that were right.", status.right_guesses),
+        ("taper:drafted_tokens_total", "Tokens that the draft model chose, verified or not.", status.drafted_tokens),
         (
             "taper:softmax_recomputed_rows_total",
             "Pairs of row and head in attention computed again because a fixed softmax reference did not fit.",
@@ -151,7 +152,7 @@ fn counters(status: &EngineStatus, metrics: &EngineMetrics) -> [Row<u64>; 12] {
     ]
 }
 
-fn histograms(metrics: &EngineMetrics) -> [Row<&Histogram>; 12] {
+fn histograms(metrics: &EngineMetrics) -> [Row<&Histogram>; 14] {
     [
         (
             "vllm:time_to_first_token_seconds",
@@ -177,5 +178,11 @@ fn histograms(metrics: &EngineMetrics) -> [Row<&Histogram>; 12] {
         ("vllm:iteration_tokens_total", "Tokens computed per step.", &metrics.step_tokens),
         ("vllm:request_params_n", "The parameter n, by request.", &metrics.num_choices),
         ("vllm:request_params_max_tokens", "The parameter max_tokens, by request that says it.", &metrics.max_tokens),
+        (
+            "taper:grammar_mask_seconds",
+            "Computing what a grammar allows and forces next, beside the step.",
+            &metrics.grammar_mask_s,
+        ),
+        ("taper:grammar_wait_seconds", "Waiting for that after the step.", &metrics.grammar_wait_s),
     ]
 }

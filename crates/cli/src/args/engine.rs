@@ -1,5 +1,6 @@
 //! What the engine is told: how much it may remember, and how it shares the machine.
 
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -22,8 +23,28 @@ pub(crate) struct EngineArgs {
     pub(crate) cache_dir_size: usize,
 
     /// Where guesses of next tokens come from; it changes how soon tokens come and never which.
-    #[arg(long, value_enum, default_value_t = Guesses::Lookup, env = "TAPER_SPECULATION")]
+    #[arg(long, value_enum, default_value_t = Guesses::Auto, env = "TAPER_SPECULATION")]
     pub(crate) speculation: Guesses,
+
+    /// A smaller model with the same vocabulary, named as --model is: what it would say is what the large one verifies.
+    #[arg(long, value_name = "NAME", env = "TAPER_DRAFT_MODEL")]
+    pub(crate) draft_model: Option<String>,
+}
+
+impl EngineArgs {
+    /// What the engine is told of guesses, if the arguments agree.
+    pub(crate) fn speculation(&self) -> Result<Speculation> {
+        match (self.speculation, &self.draft_model) {
+            (Guesses::Off | Guesses::Lookup, Some(_)) => {
+                bail!("--draft-model has nothing to do with --speculation off or lookup: leave out one of the two")
+            }
+            (Guesses::Draft, None) => bail!("--speculation draft needs a --draft-model"),
+            (Guesses::Off, None) => Ok(Speculation::Off),
+            (Guesses::Lookup, None) => Ok(Speculation::Lookup),
+            (Guesses::Draft, Some(_)) => Ok(Speculation::Draft),
+            (Guesses::Auto, _) => Ok(Speculation::All),
+        }
+    }
 }
 
 /// Where guesses of next tokens come from.
@@ -33,15 +54,10 @@ pub(crate) enum Guesses {
     Off,
     /// What followed the same tokens before, in the prompt or the answer, while that pays.
     Lookup,
-}
-
-impl From<Guesses> for Speculation {
-    fn from(guesses: Guesses) -> Self {
-        match guesses {
-            Guesses::Off => Speculation::Off,
-            Guesses::Lookup => Speculation::Lookup,
-        }
-    }
+    /// The draft model, while that pays.
+    Draft,
+    /// Whichever of these there is and is surer.
+    Auto,
 }
 
 /// Bytes with a unit: `512MiB`, `2GB`, `1.5G`; K, M and G alone are powers of 1024.

@@ -126,7 +126,7 @@ struct Score<'a> {
 impl ModelTask for Score<'_> {
     type Output = Scored;
 
-    fn run<B: Backend>(self, mut model: Llama<B>) -> Result<Scored> {
+    fn run<B: Backend + Clone>(self, mut model: Llama<B>) -> Result<Scored> {
         let mut losses = Losses::default();
         let block_table: Vec<u32> = (0..self.ctx.div_ceil(BLOCK_SIZE) as u32).collect();
         for (index, chunk) in self.tokens.chunks_exact(self.ctx).take(self.chunks).enumerate() {

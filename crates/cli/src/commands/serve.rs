@@ -5,6 +5,7 @@ use crate::listen::listen;
 use crate::load::{self, Loaded};
 use crate::output;
 use crate::progress::Bars;
+use crate::signals;
 use anyhow::{Context, Result, bail};
 use indicatif::BinaryBytes;
 use std::net::SocketAddr;
@@ -29,6 +30,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
 
 async fn serve(args: ServeArgs) -> Result<()> {
     let mut signals = Signals::new()?;
+    signals::survive_file_size_limit()?;
     let listener = listen(&args.host, args.port).await?;
     let address = listener.local_addr()?;
     output::status(&format!("listening on http://{address}, loading {}", args.model.model));
@@ -98,7 +100,7 @@ fn load(args: &ServeArgs, state: &ServerState) -> Result<EngineHandle> {
         max_queued_tokens: args.max_queued_tokens,
         itl_target: args.itl_target.unwrap_or_default(),
         request_timeout: args.request_timeout,
-        speculation: args.engine.speculation.into(),
+        speculation: args.engine.speculation()?,
         ..EngineConfig::default()
     };
     let Loaded { id, tokenizer, template, engine, numerics_class } =

@@ -16,7 +16,7 @@ use super::DiskCacheError;
 use super::index::Entry;
 use crate::BlockHash;
 use std::ffi::OsStr;
-use std::fs::{self, DirBuilder, File, TryLockError};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -173,9 +173,18 @@ pub(super) fn nanos(time: SystemTime) -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// Opens what is a file. A pipe of that name would keep whoever opens it waiting for its other end, for ever.
+pub(super) fn open_file(options: &OpenOptions, path: &Path) -> std::io::Result<File> {
+    if fs::metadata(path)?.is_file() {
+        options.open(path)
+    } else {
+        Err(std::io::Error::new(std::io::ErrorKind::InvalidData, "it is not a file"))
+    }
+}
+
 /// Gives a file the time of its last use.
 pub(super) fn set_used(path: &Path, used: u64) -> std::io::Result<()> {
-    File::options().write(true).open(path)?.set_modified(UNIX_EPOCH + Duration::from_nanos(used))
+    open_file(File::options().write(true), path)?.set_modified(UNIX_EPOCH + Duration::from_nanos(used))
 }
 
 #[cfg(test)]

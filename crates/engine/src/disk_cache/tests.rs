@@ -181,6 +181,29 @@ fn a_folder_that_cannot_be_written_is_read_and_one_that_cannot_be_read_is_an_err
 }
 
 #[test]
+#[cfg(unix)]
+fn a_pipe_in_the_place_of_a_block_costs_the_block_and_nobody_waits_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let chain = chain("", 2);
+    let cache = open(&dir);
+    store(&cache, &chain);
+    for file in files(&dir) {
+        fs::remove_file(&file).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+    }
+    // The thread that writes looks at the first, because it was used, and the caller at the second.
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        cache.touch(chain[0]);
+        cache.flush();
+        let loaded = cache.load(chain[1]);
+        drop(cache);
+        done.send(loaded).unwrap();
+    });
+    assert_eq!(is_done.recv_timeout(std::time::Duration::from_secs(10)), Ok(None));
+}
+
+#[test]
 fn files_of_others_stay() {
     let dir = tempfile::tempdir().unwrap();
     let chain = chain("", 1);

@@ -22,6 +22,11 @@ impl StepCosts {
         *mean = if *mean == 0.0 { seconds } else { *mean + NEWEST * (seconds - *mean) };
     }
 
+    /// Whether any step was measured.
+    pub(crate) fn is_known(&self) -> bool {
+        !self.seconds.is_empty()
+    }
+
     /// Seconds of a step of `rows` rows: measured, or on the line through the nearest sizes that were.
     pub(crate) fn seconds(&self, rows: usize) -> f64 {
         let measured = |rows: usize| self.seconds.get(rows - 1).copied().filter(|&seconds| seconds > 0.0);
@@ -35,12 +40,17 @@ impl StepCosts {
             (Some(a), None) => match (1..a.0).rev().find_map(|rows| Some((rows, measured(rows)?))) {
                 // A noisy pair must not promise that rows are free, or less than free.
                 Some(before) => a.1 + (slope(before, a)).max(FIRST_SLOPE * 0.2 * a.1) * (rows - a.0) as f64,
-                None => a.1 * (1.0 + FIRST_SLOPE * (rows - a.0) as f64),
+                None => a.1 * first_guess(rows) / first_guess(a.0),
             },
-            (None, Some(b)) => b.1 / (1.0 + FIRST_SLOPE * (b.0 - rows) as f64),
-            (None, None) => 1.0 + FIRST_SLOPE * (rows - 1) as f64,
+            (None, Some(b)) => b.1 * first_guess(rows) / first_guess(b.0),
+            (None, None) => first_guess(rows),
         }
     }
+}
+
+/// What a step of so many rows is taken to cost, in steps of one.
+fn first_guess(rows: usize) -> f64 {
+    1.0 + FIRST_SLOPE * (rows - 1) as f64
 }
 
 fn slope(a: (usize, f64), b: (usize, f64)) -> f64 {

@@ -1,33 +1,39 @@
 //! Guesses for the next step.
 
 use super::Worker;
-use crate::SequenceId;
 use crate::sequence::Form;
 use crate::speculation::{Guess, MAX_GUESSES, choose_guesses};
+use crate::{SequenceId, Speculation};
 
 impl Worker {
     /// Guesses what follows the decoding sequences, and has those guesses verified that are expected to pay.
     pub(super) fn guess(&mut self) {
+        if self.speculation == Speculation::Off {
+            return;
+        }
         // A sequence that others are about to fork from has no guesses: they share blocks up to its known tokens. One that
         // has its next mask already has none for the tokens after it.
         let is_single = |id: &SequenceId| {
             let sequence = &self.sequences[id];
             self.requests.get(&sequence.request).is_some_and(|request| request.unborn.is_empty())
-                && sequence.lookup.is_some()
                 && !matches!(sequence.form, Some(Form::Ready(_)))
         };
+        let num_rows = self.scheduler.decoding().count();
         let decoding: Vec<SequenceId> = self.scheduler.decoding().filter(is_single).collect();
         if decoding.is_empty() {
             return;
         }
-        let mut chances = Vec::with_capacity(decoding.len());
         for id in &decoding {
             let sequence = self.sequences.get_mut(id).expect("the scheduler knows the same sequences");
             let len = sequence.room().saturating_sub(1).min(MAX_GUESSES);
-            sequence.guess = sequence.lookup.as_ref().map(|lookup| lookup.guess(len)).unwrap_or_default();
-            chances.push(sequence.acceptance.chances(&sequence.guess));
+            sequence.guess =
+                sequence.lookup.as_ref().map(|lookup| lookup.guess(&sequence.tokens, len)).unwrap_or_default();
         }
-        let numbers = choose_guesses(decoding.len(), &chances, &self.costs);
+        self.draft(num_rows, &decoding);
+        let chances: Vec<Vec<f64>> = (decoding.iter().map(|id| &self.sequences[id]))
+            .map(|sequence| sequence.acceptance.chances(&sequence.guess))
+            .collect();
+        let numbers = choose_guesses(num_rows, &chances, &self.costs);
         for (&id, num_guesses) in decoding.iter().zip(numbers) {
             self.scheduler.set_guesses(id, num_guesses);
         }
@@ -44,6 +50,7 @@ impl Worker {
     ) {
         if let Some(sequence) = self.sequences.get_mut(&id) {
             sequence.acceptance.learn(guess, chosen);
+            self.experience.learn(guess, chosen);
         }
         if num_guesses > 0 {
             let mut status = self.shared.status();

@@ -7,15 +7,15 @@
 use crate::disk_cache::DiskCache;
 use crate::grammar::MaskWorker;
 use crate::handle::Shared;
-use crate::handle::{EngineConfig, Speculation};
+use crate::handle::{EngineConfig, EngineParts, Speculation};
 use crate::metrics::EndReason;
 use crate::pace::Pace;
 use crate::requests::{ActiveRequest, Submission};
-use crate::scheduler::{Admission, Scheduler, SequenceId, Step, StepLimits};
+use crate::scheduler::{Admission, Arrival, Scheduler, SequenceId, Step, StepLimits};
 use crate::sequence::{Accepted, Form, Sequence};
-use crate::speculation::{Lookup, StepCosts};
+use crate::speculation::{Acceptance, Drafter, Lookup, StepCosts};
 use crate::sync::mpsc::Receiver;
-use crate::{BlockHash, EngineError, Event, LogitsBuffer, Miss, Request, Runner, Sampler, Scratch};
+use crate::{BlockChain, BlockHash, EngineError, Event, LogitsBuffer, Miss, Request, Runner, Sampler, Scratch};
 use disk::Restoring;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -25,6 +25,7 @@ use taper_text::Tokenizer;
 use tokio::sync::mpsc::UnboundedSender;
 
 mod disk;
+mod draft;
 mod form;
 mod guess;
 mod step;
@@ -47,6 +48,9 @@ pub(crate) struct Worker {
     pace: Pace,
     costs: StepCosts,
     speculation: Speculation,
+    drafter: Option<Drafter>,
+    /// How good guesses were, of all sequences.
+    experience: Acceptance,
     /// What the names of this runner's blocks begin with.
     identity: String,
     /// Computes masks of grammars; started by the first.
@@ -82,15 +86,16 @@ impl Drop for DeathNotice {
 
 impl Worker {
     pub(crate) fn new(
-        runner: Box<dyn Runner>,
-        tokenizer: Arc<Tokenizer>,
+        parts: EngineParts,
         scheduler: Scheduler,
         config: EngineConfig,
-        disk: Option<DiskCache>,
         commands: Receiver<Command>,
         shared: Arc<Shared>,
     ) -> Self {
+        let EngineParts { runner, tokenizer, draft, disk } = parts;
         let limits = runner.limits();
+        let drafts = matches!(config.speculation, Speculation::Draft | Speculation::All);
+        let drafter = draft.filter(|_| drafts).map(|draft| Drafter::new(draft, limits.vocab_size));
         Worker {
             identity: runner.identity(),
             runner,
@@ -99,6 +104,8 @@ impl Worker {
             pace: Pace::new(config.itl_target),
             costs: StepCosts::default(),
             speculation: config.speculation,
+            drafter,
+            experience: Acceptance::default(),
             masks: None,
             disk,
             restoring: VecDeque::new(),
@@ -167,14 +174,16 @@ impl Worker {
         let room = self.context_len - prompt.len();
         let max_len = prompt.len() + sampling.max_tokens.map_or(room, |max| max.min(room));
         let all_logits = sampling.prompt_logprobs.is_some();
-        let lookup = (self.speculation == Speculation::Lookup).then(|| Lookup::new(&prompt));
+        let looks_up = matches!(self.speculation, Speculation::Lookup | Speculation::All);
+        let lookup = looks_up.then(|| Lookup::new(&prompt));
         let samplers = Sampler::for_choices(&sampling, &prompt, self.tokenizer.end_of_generation());
         for (choice, sampler) in samplers.into_iter().enumerate() {
             let id = SequenceId(self.num_sequences);
             self.num_sequences += 1;
             if choice == 0 {
                 let root = BlockHash::root(&self.identity, cache_salt.as_deref());
-                self.arrive(id, root, prompt.clone(), (priority, all_logits));
+                let chain = BlockChain::new(root, self.scheduler.blocks().block_size(), prompt.clone());
+                self.arrive(id, Arrival { chain, priority, all_logits });
             } else {
                 active.unborn.push(id);
             }
@@ -182,6 +191,7 @@ impl Worker {
             let place = (key, choice);
             let mut sequence = Sequence::new(place, prompt.clone(), max_len, &sampling, sampler, &self.tokenizer);
             sequence.lookup = lookup.clone();
+            sequence.acceptance = Acceptance::after(&self.experience);
             sequence.form = grammar.clone().map(|grammar| Form::Idle(grammar, Vec::new()));
             self.sequences.insert(id, sequence);
         }
@@ -221,7 +231,7 @@ impl Worker {
             if let Some(disk) = &self.disk {
                 // What is served from memory should not leave the disk for it.
                 let num_cached = cached_tokens / self.scheduler.blocks().block_size();
-                self.scheduler.block_names(sequence)[..num_cached].iter().for_each(|&name| disk.touch(name));
+                self.scheduler.chain(sequence).names()[..num_cached].iter().for_each(|&name| disk.touch(name));
             }
             let prompt_tokens = request.prompt_tokens;
             self.shared.queued_tokens.fetch_sub(prompt_tokens, Ordering::AcqRel);
@@ -234,9 +244,12 @@ impl Worker {
         }
     }
 
-    fn note_preempted(&self, step: &Step) {
-        for &SequenceId(sequence) in &step.preempted {
-            tracing::debug!(sequence, "preempted: an older sequence needed its blocks");
+    fn note_preempted(&mut self, step: &Step) {
+        for &id in &step.preempted {
+            tracing::debug!(sequence = id.0, "preempted: an older sequence needed its blocks");
+            if let Some(drafter) = &mut self.drafter {
+                drafter.forget(id);
+            }
         }
         self.shared.status().preemptions += step.preempted.len() as u64;
     }
@@ -310,6 +323,9 @@ impl Worker {
     fn drop_sequence(&mut self, id: SequenceId) {
         self.scheduler.remove(id);
         self.restoring.retain(|restoring| restoring.id != id);
+        if let Some(drafter) = &mut self.drafter {
+            drafter.forget(id);
+        }
         if let Some(sequence) = self.sequences.remove(&id) {
             if let (Some(Form::Asked), Some(masks)) = (sequence.form, &mut self.masks) {
                 masks.abandon(id);

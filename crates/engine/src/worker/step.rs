@@ -265,7 +265,7 @@ impl From<InvalidLogits> for Unchosen {
 }
 
 /// What a panic said.
-fn panic_message(panic: &(dyn Any + Send)) -> String {
+pub(super) fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("a panic without a message").to_owned()
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use taper_engine::stub::StubRunner;
 use taper_engine::{
-    DiskCache, Engine, EngineConfig, EngineError, Event, Request, Runner, RunnerLimits, SamplingParams, SubmitError,
+    DiskCache, Engine, EngineConfig, EngineError, EngineParts, Event, Request, Runner, RunnerLimits, SamplingParams,
+    SubmitError,
 };
 use taper_testkit::rng::SplitMix;
 
@@ -200,7 +201,9 @@ fn what_one_engine_computed_the_next_one_reads_from_disk() {
     let start = || {
         let runner = chaotic(limits());
         let disk = DiskCache::open(folder.path(), &runner.identity(), runner.block_bytes(), 1 << 30).unwrap();
-        (runner.stats(), Engine::start_with_disk(Box::new(runner), tokenizer(), EngineConfig::default(), Some(disk)))
+        let (stats, tokenizer) = (runner.stats(), tokenizer());
+        let parts = EngineParts { runner: Box::new(runner), tokenizer, draft: None, disk: Some(disk) };
+        (stats, Engine::start_with(parts, EngineConfig::default()))
     };
     let prompt = "a prompt that fills some blocks of the cache, and a little more than that";
     let first = {

@@ -3,6 +3,7 @@
 // Helpers of tests unwrap as tests do; clippy only knows functions marked as tests.
 #![allow(clippy::unwrap_used)]
 
+mod draft;
 mod failures;
 mod generation;
 mod grammar;

@@ -47,7 +47,7 @@ struct Hold(Script);
 impl ModelTask for Hold {
     type Output = (Box<dyn Conversation>, BackendInfo);
 
-    fn run<B: Backend>(self, model: Llama<B>) -> Result<Self::Output> {
+    fn run<B: Backend + Clone>(self, model: Llama<B>) -> Result<Self::Output> {
         let info = model.backend().info();
         Ok((chat::conversation(model, self.0), info))
     }

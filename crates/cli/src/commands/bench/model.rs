@@ -44,7 +44,7 @@ struct Measure<'a> {
 impl ModelTask for Measure<'_> {
     type Output = ();
 
-    fn run<B: Backend>(self, mut model: Llama<B>) -> Result<()> {
+    fn run<B: Backend + Clone>(self, mut model: Llama<B>) -> Result<()> {
         let info = model.backend().info();
         let mut bench = Bench::start(&self.args.output, setup(&info, self.args.output.bandwidth_bytes()))?;
         let start = |driver: &PathBuf| Candle::start(driver, self.path, info.threads);

@@ -1,0 +1,196 @@
+//! Work that takes longer than a handler may: where it runs, and how much of it at a time. The cores belong to the model; what
+//! one client sends must take neither them nor the memory nor the threads from everybody else.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::errors::ApiError;
+use crate::limits::{MAX_COMPILING, MAX_HELD_BYTES, SMALL_BODY_BYTES};
+
+/// How long a request waits until its grammar may be compiled.
+const COMPILE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a server does besides computing, under way now.
+#[derive(Debug)]
+pub(crate) struct Work {
+    large_bodies: Arc<Semaphore>,
+    grammars: Arc<Semaphore>,
+    answers: Arc<Semaphore>,
+    held_bytes: Arc<AtomicUsize>,
+}
+
+impl Default for Work {
+    fn default() -> Self {
+        Self {
+            large_bodies: Arc::new(Semaphore::new(1)),
+            grammars: Arc::new(Semaphore::new(MAX_COMPILING)),
+            answers: Arc::new(Semaphore::new(1)),
+            held_bytes: Arc::default(),
+        }
+    }
+}
+
+impl Work {
+    /// Reads a body of `len` bytes. Small ones are read at once, those that may take seconds one after another.
+    pub(crate) async fn read<T: Send + 'static>(
+        &self,
+        len: usize,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let turn = if len > SMALL_BODY_BYTES { turn(&self.large_bodies).await } else { None };
+        blocking(turn, work).await
+    }
+
+    /// Compiles grammars. Each compilation holds a thread while it waits for the compiler, so there are not many.
+    pub(crate) async fn compile<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let Ok(turn) = tokio::time::timeout(COMPILE_PATIENCE, turn(&self.grammars)).await else {
+            return Err(ApiError::busy("too many grammars are being compiled; ask again in a moment"));
+        };
+        blocking(turn, work).await
+    }
+
+    /// Writes an answer that may be large, one after another.
+    pub(crate) async fn write<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        blocking(turn(&self.answers).await, || Ok(work())).await
+    }
+
+    /// An account of one body's bytes.
+    pub(crate) fn hold(&self) -> HeldBytes {
+        HeldBytes { all: Arc::clone(&self.held_bytes), own: 0 }
+    }
+}
+
+/// Bytes of one body that are held; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct HeldBytes {
+    all: Arc<AtomicUsize>,
+    own: usize,
+}
+
+impl HeldBytes {
+    /// Notes that the body has `len` bytes by now. Large bodies share one allowance, so that however many come together, the
+    /// memory is enough; small ones always have room.
+    pub(crate) fn grow(&mut self, len: usize) -> Result<(), ApiError> {
+        if len <= SMALL_BODY_BYTES {
+            return Ok(());
+        }
+        let more = len - self.own;
+        self.own = len;
+        if self.all.fetch_add(more, Ordering::AcqRel) + more > MAX_HELD_BYTES {
+            return Err(ApiError::busy("too many large requests are being read; ask again in a moment"));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for HeldBytes {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.own, Ordering::AcqRel);
+    }
+}
+
+/// Waits for a turn. It would be none if the turns were closed, and they never are.
+async fn turn(turns: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
+    Arc::clone(turns).acquire_owned().await.ok()
+}
+
+/// Runs `work` off the asynchronous threads. The turn ends with the work: nothing stops that when the client leaves.
+async fn blocking<T: Send + 'static>(
+    turn: Option<OwnedSemaphorePermit>,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let span = tracing::Span::current();
+    let work = move || {
+        let _turn = turn;
+        span.in_scope(work)
+    };
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => {
+            tracing::error!(%error, "work on a request panicked");
+            Err(ApiError::internal("the server failed on this request; this is a fault of the server"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::sync::{Mutex, PoisonError};
+
+    /// Longer than anything here takes, unless it hangs.
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    #[tokio::test]
+    async fn grammars_that_take_long_leave_threads_for_other_requests() {
+        let work = Arc::new(Work::default());
+        let (opener, gate) = std::sync::mpsc::channel::<()>();
+        let gate = Arc::new(Mutex::new(gate));
+        // More than the runtime has threads.
+        let compilations: Vec<_> = (0..600)
+            .map(|_| {
+                let (work, gate) = (Arc::clone(&work), Arc::clone(&gate));
+                let compile = move || {
+                    // Until the gate opens.
+                    let _ = gate.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                    Ok(())
+                };
+                tokio::spawn(async move { work.compile(compile).await })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        let read = tokio::time::timeout(PATIENCE, work.read(10, || Ok("read"))).await;
+        drop(opener);
+        assert_eq!(read.expect("a thread is free").unwrap(), "read");
+        for compilation in compilations {
+            compilation.await.unwrap().unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn large_bodies_are_read_one_after_another_also_when_a_client_leaves() {
+        let work = Work::default();
+        let (opener, gate) = std::sync::mpsc::channel::<()>();
+        let (begun, has_begun) = tokio::sync::oneshot::channel();
+        let first = work.read(SMALL_BODY_BYTES + 1, move || {
+            begun.send(()).unwrap();
+            // Until the gate opens.
+            let _ = gate.recv();
+            Ok(())
+        });
+        tokio::select! {
+            _ = first => panic!("it was not let through"),
+            // Drops the first, as when its client leaves.
+            begun = has_begun => begun.unwrap(),
+        }
+        let mut second = Box::pin(work.read(SMALL_BODY_BYTES + 1, || Ok(())));
+        tokio::select! {
+            _ = &mut second => panic!("the first is still being read"),
+            small = work.read(SMALL_BODY_BYTES, || Ok(())) => small.unwrap(),
+        }
+        drop(opener);
+        tokio::time::timeout(PATIENCE, second).await.expect("its turn comes").unwrap();
+    }
+
+    #[test]
+    fn large_bodies_share_an_allowance_and_small_ones_always_have_room() {
+        let work = Work::default();
+        let (mut first, mut second, mut small) = (work.hold(), work.hold(), work.hold());
+        assert!(first.grow(MAX_HELD_BYTES - 10).is_ok());
+        assert_eq!(second.grow(SMALL_BODY_BYTES + 1).unwrap_err().status(), 503);
+        assert!(small.grow(SMALL_BODY_BYTES).is_ok());
+        drop((first, second));
+        assert!(work.hold().grow(MAX_HELD_BYTES).is_ok(), "what was held is given back");
+        assert_eq!(work.held_bytes.load(Ordering::Acquire), 0);
+    }
+}
