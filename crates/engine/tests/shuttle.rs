@@ -19,11 +19,12 @@ use std::sync::Once;
 use support::*;
 use taper_engine::stub::StubRunner;
 use taper_engine::{
-    EngineConfig, EngineError, EngineHandle, Event, EventStream, Request, RunnerLimits, SamplingParams, SubmitError,
+    EngineConfig, EngineError, EngineHandle, Event, EventStream, Request, RunnerLimits, SamplingParams, Speculation,
+    SubmitError,
 };
 
 /// Orders that each test tries, half of them without preference and half with few changes of who runs.
-const ORDERS: usize = 20_000;
+const ORDERS: usize = 10_000;
 /// Changes of who runs, in the second half.
 const CHANGES: usize = 4;
 const NUM_BLOCKS: usize = 24;
@@ -72,9 +73,10 @@ fn small_limits() -> RunnerLimits {
     RunnerLimits { context_len: 64, num_blocks: NUM_BLOCKS, block_size: 2, max_rows: 32, ..limits() }
 }
 
-/// Room for everything that the scenarios submit at a time.
+/// Room for everything that the scenarios submit at a time. What is guessed would depend on the time that steps take, and an
+/// order could not be repeated.
 fn config() -> EngineConfig {
-    EngineConfig { max_batch: 2, max_queued: 30, ..EngineConfig::default() }
+    EngineConfig { max_batch: 2, max_queued: 30, speculation: Speculation::Off, ..EngineConfig::default() }
 }
 
 /// One or two choices of a few tokens, whose prompts share blocks.
@@ -134,7 +136,7 @@ fn assert_empty(engine: &EngineHandle) {
 
 /// Until those who left are noticed.
 fn wait_until_empty(engine: &EngineHandle) {
-    while engine.status().queued + engine.status().running > 0 {
+    while num_live(engine) > 0 {
         thread::yield_now();
     }
 }

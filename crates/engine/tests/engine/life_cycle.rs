@@ -188,7 +188,7 @@ fn random_comings_and_goings_leave_every_block_free() {
         })
     });
     clients.collect::<Vec<_>>().into_iter().for_each(|client| client.join().unwrap());
-    eventually("nobody is left", || engine.status().running + engine.status().queued == 0);
+    eventually("nobody is left", || num_live(&engine) == 0);
     let status = engine.status();
     assert_eq!(status.free_blocks, 24, "{status:?}");
     assert!(status.preemptions > 0, "{status:?}");

@@ -84,7 +84,7 @@ fn a_dropped_stream_is_an_abort_of_all_its_choices_and_no_answer() {
     drop(running);
     drop(waiting);
     gate.open();
-    eventually("all are gone", || engine.status().queued + engine.status().running == 0);
+    eventually("all are gone", || num_live(&engine) == 0);
     assert_eq!(ended(&engine), [0, 0, 3, 0]);
     assert_eq!(per_answer(engine.metrics()), [0; 6]);
     assert_eq!(engine.metrics().time_to_first_token_s.count(), 2);

@@ -163,6 +163,13 @@ pub(crate) fn ask(engine: &EngineHandle, request: Request) -> Answer {
     read(engine.submit(request).unwrap())
 }
 
+/// Sequences that run or wait, of the same moment: between two readings, one that waits could pass from the one count to the
+/// other.
+pub(crate) fn num_live(engine: &EngineHandle) -> usize {
+    let status = engine.status();
+    status.running + status.queued
+}
+
 /// Waits for something that another thread brings about.
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let begin = Instant::now();
