@@ -53,9 +53,9 @@ pub mod limits {
     pub const MAX_PROMPTS: usize = 512;
     /// Choices per prompt (`n`, `best_of`).
     pub const MAX_CHOICES: u64 = 16;
-    /// Log-probabilities of a prompt's tokens that one answer tells, over all its choices. Each takes about 65 bytes of the
-    /// answer, and a prompt costs little to compute: without a limit one request could have gigabytes written.
-    pub const MAX_PROMPT_LOGPROBS: usize = 1 << 20;
+    /// Bytes, by a rough estimate, that one answer tells of its prompts, over all its choices: log-probabilities, ids of
+    /// tokens, the text itself. A prompt costs little to compute: without a limit one request could have gigabytes written.
+    pub const MAX_PROMPT_DETAIL_BYTES: usize = 64 << 20;
     /// Requests whose grammars are compiled, or wait for the compiler, at a time.
     pub const MAX_COMPILING: usize = 16;
     /// Stop strings per request.

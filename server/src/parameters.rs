@@ -14,7 +14,7 @@ use taper_text::{Grammar, GrammarError};
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 use crate::grammar_fields::{self, Form};
-use crate::limits::{MAX_CHOICES, MAX_PROMPT_LOGPROBS, MAX_SALT_BYTES, MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS};
+use crate::limits::{MAX_CHOICES, MAX_PROMPT_DETAIL_BYTES, MAX_SALT_BYTES, MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS};
 use crate::state::{Served, ServerState};
 use crate::token_fields::{bad_words, logit_bias, token_ids};
 use crate::token_json::Details;
@@ -136,22 +136,29 @@ impl Parameters {
         })
     }
 
-    /// Refuses an answer that would tell too much of prompts of `num_tokens` in all. With `echo`, the completions' log-probabilities
-    /// tell of them too.
-    pub(crate) fn check_prompt_logprobs(&self, num_tokens: usize, echo: bool) -> Result<(), ApiError> {
-        let Details { prompt_logprobs, logprobs, .. } = self.details;
-        let per_token = |num_top: Option<u32>| num_top.map_or(0, |num_top| num_top as usize + 1);
-        let told = per_token(prompt_logprobs) + per_token(logprobs.filter(|_| echo));
-        let told = told.saturating_mul(num_tokens).saturating_mul(self.num_choices);
-        if told <= MAX_PROMPT_LOGPROBS {
+    /// Refuses an answer that would tell too much of prompts of `num_tokens` in all. With `echo` it repeats them, and the
+    /// completions' log-probabilities tell of them too.
+    pub(crate) fn check_told_of_prompts(&self, num_tokens: usize, echo: bool) -> Result<(), ApiError> {
+        let Details { prompt_logprobs, logprobs, token_ids, .. } = self.details;
+        // Bytes of an answer: `"1234":{"logprob":-1.2345678,"rank":1,"decoded_token":" word"},`, `1234,` and ` word`.
+        let of_logprobs = |num_top: Option<u32>| num_top.map_or(0, |num_top| 65 * (num_top as usize + 1));
+        let told = [
+            ("prompt_logprobs", of_logprobs(prompt_logprobs)),
+            ("logprobs", of_logprobs(logprobs.filter(|_| echo))),
+            ("return_token_ids", if token_ids { 6 } else { 0 }),
+            ("echo", if echo { 5 } else { 0 }),
+        ];
+        let per_token: usize = told.iter().map(|(_, bytes)| bytes).sum();
+        let bytes = per_token.saturating_mul(num_tokens).saturating_mul(self.num_choices);
+        let Some((param, _)) = told.iter().find(|(_, bytes)| *bytes > 0).filter(|_| bytes > MAX_PROMPT_DETAIL_BYTES)
+        else {
             return Ok(());
-        }
-        let param = if prompt_logprobs.is_some() { "prompt_logprobs" } else { "logprobs" };
+        };
         let message = format!(
-            "{param} would make {told} log-probabilities of the prompt's tokens in this answer, of which at most \
-             {MAX_PROMPT_LOGPROBS} are told; ask for fewer of each token, fewer choices, or about shorter prompts"
+            "with {param} this answer would tell about {bytes} bytes of its prompts, and at most {MAX_PROMPT_DETAIL_BYTES} \
+             are told; ask for less of each token, for fewer choices, or about shorter prompts"
         );
-        Err(ApiError::invalid(param, message))
+        Err(ApiError::invalid(*param, message))
     }
 
     /// Refuses what has no meaning together.

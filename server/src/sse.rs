@@ -48,7 +48,8 @@ pub(crate) async fn respond<S: Shape>(
         keep_alive: Box::pin(tokio::time::sleep(keep_alive)),
         ended: false,
     };
-    if !frames.shape.awaits_prompt() {
+    // Those of a batch begin when they have something to say: all at once, they would repeat all prompts in memory.
+    if !frames.shape.awaits_prompt() && frames.generation.num_prompts() == 1 {
         frames.open(0..frames.unfinished);
     }
     if let Some(first) = first {

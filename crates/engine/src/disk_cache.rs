@@ -189,7 +189,14 @@ impl DiskCache {
                 None
             }
             Ok(None) => self.shared.forget(hash, &path, "its checksum does not agree"),
-            Err(error) => self.shared.forget(hash, &path, &error.to_string()),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                self.shared.forget(hash, &path, &error.to_string())
+            }
+            // Nothing is known of the block: the process may have no file descriptor left.
+            Err(error) => {
+                tracing::debug!("{} cannot be read: {error}", path.display());
+                None
+            }
         }
     }
 

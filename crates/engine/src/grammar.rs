@@ -2,7 +2,8 @@
 //!
 //! After a sequence's token was accepted, its [`Grammar`] goes to the thread with [`MaskWorker::request`]; before the next
 //! token is sampled, [`MaskWorker::take`] brings it back with the mask. A mask takes tens of microseconds and a step a
-//! millisecond or more, so the wait is nearly always nothing.
+//! millisecond or more, so the wait is nearly always nothing. Some grammars take milliseconds for each mask, and many
+//! sequences of them seconds: [`MaskWorker::is_ready`] tells, and the engine puts their tokens off, not everybody's.
 //!
 //! Two things save work. Where the grammar leaves no choice, the thread goes on through the forced tokens, and the mask is
 //! for the place behind them: the engine appends them without sampling. Where tokens are guessed, there is one mask per row
@@ -13,7 +14,7 @@
 use crate::SequenceId;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use taper_text::{BitMask, Grammar, GrammarError};
@@ -115,6 +116,19 @@ impl MaskWorker {
         let job = Job { key, ticket: self.last_ticket, grammar, guesses, masks: recycled };
         // A thread that is gone is noticed by `take`.
         let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
+    }
+
+    /// Whether [`MaskWorker::take`] need not wait, after waiting until `deadline` if it must.
+    pub fn is_ready(&mut self, key: SequenceId, deadline: Instant) -> bool {
+        while !self.ready.contains_key(&key) {
+            match self.done.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(done) => self.keep(done),
+                Err(RecvTimeoutError::Timeout) => return false,
+                // The thread is gone, and `take` says so.
+                Err(RecvTimeoutError::Disconnected) => return true,
+            }
+        }
+        true
     }
 
     /// Takes what was requested for a sequence, waiting for it if need be.

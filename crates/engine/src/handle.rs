@@ -32,6 +32,9 @@ pub struct EngineConfig {
     pub request_timeout: Option<Duration>,
     /// Where guesses of next tokens come from. It changes speed, never an answer.
     pub speculation: Speculation,
+    /// How long a step waits for masks of grammars, at least; a step that took longer waits as long as it took. Sequences whose
+    /// masks are not there by then get their tokens in a later step, so that others need not wait for a slow grammar.
+    pub mask_patience: Duration,
 }
 
 /// Where guesses of next tokens come from.
@@ -71,6 +74,7 @@ impl Default for EngineConfig {
             itl_target: ItlTarget::default(),
             request_timeout: None,
             speculation: Speculation::default(),
+            mask_patience: Duration::from_millis(20),
         }
     }
 }

@@ -59,7 +59,7 @@ fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared
     let variables = template_variables(&mut fields)?;
     let ignored = unsupported::check_rest(fields, state)?;
     let prompt = prompt::encode_chat(served, &messages, variables)?;
-    parameters.check_prompt_logprobs(prompt.len(), false)?;
+    parameters.check_told_of_prompts(prompt.len(), false)?;
     Ok(Prepared { parameters, prompt, ignored })
 }
 

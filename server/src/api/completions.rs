@@ -75,7 +75,7 @@ fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared
             echoes.push(text);
         }
     }
-    parameters.check_prompt_logprobs(tokens.iter().map(Vec::len).sum(), echo)?;
+    parameters.check_told_of_prompts(tokens.iter().map(Vec::len).sum(), echo)?;
     let shape = Completion::new(&served.model.tokenizer, &parameters, &tokens, echoes);
     Ok(Prepared { parameters, prompts: tokens, shape, ignored })
 }

@@ -2,7 +2,7 @@
 
 use super::Worker;
 use crate::grammar::{MaskError, MaskWorker};
-use crate::scheduler::{SequenceId, Step};
+use crate::scheduler::{SequenceId, Step, StepEntry};
 use crate::sequence::{Accepted, Form};
 use crate::{EngineError, InvalidLogits, Masked};
 use std::time::Instant;
@@ -33,6 +33,27 @@ impl Worker {
             }
         }
         Ok(())
+    }
+
+    /// Whether the masks are there that an entry needs to choose tokens; they are waited for until `deadline`.
+    pub(super) fn has_masks(&mut self, entry: &StepEntry, deadline: Instant) -> bool {
+        let Some(masks) = &mut self.masks else { return true };
+        let unborn = self.requests.get(&self.sequences[&entry.sequence].request).map(|request| &request.unborn);
+        let mut ids = unborn.into_iter().flatten().chain([&entry.sequence]);
+        ids.all(|id| !matches!(self.sequences[id].form, Some(Form::Asked)) || masks.is_ready(*id, deadline))
+    }
+
+    /// Leaves the choice after an entry to a later step, which computes its last known token, and its guesses, once more.
+    pub(super) fn put_off(&mut self, entry: &StepEntry) {
+        let last = entry.tokens.end - entry.num_guesses - 1;
+        if last > entry.tokens.start {
+            let before = StepEntry { tokens: entry.tokens.start..last, num_guesses: 0, ..*entry };
+            let full = self.scheduler.advance(&before, &[], 0);
+            self.save(entry.sequence, full);
+        } else {
+            // The masks are for these guesses and no more.
+            self.scheduler.set_guesses(entry.sequence, entry.num_guesses);
+        }
     }
 
     /// Brings the masks of a sequence here, if it has a form.

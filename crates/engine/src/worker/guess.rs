@@ -12,11 +12,12 @@ impl Worker {
             return;
         }
         // A sequence that others are about to fork from has no guesses: they share blocks up to its known tokens. One that
-        // has its next mask already has none for the tokens after it.
+        // has its next mask already has none for the tokens after it, and one whose masks are late keeps the guesses that
+        // they are for.
         let is_single = |id: &SequenceId| {
             let sequence = &self.sequences[id];
             self.requests.get(&sequence.request).is_some_and(|request| request.unborn.is_empty())
-                && !matches!(sequence.form, Some(Form::Ready(_)))
+                && !matches!(sequence.form, Some(Form::Ready(_) | Form::Asked))
         };
         let num_rows = self.scheduler.decoding().count();
         let decoding: Vec<SequenceId> = self.scheduler.decoding().filter(is_single).collect();

@@ -19,6 +19,7 @@ use disk::Restoring;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 use taper_text::Tokenizer;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -54,6 +55,7 @@ pub(crate) struct Worker {
     identity: String,
     /// Computes masks of grammars; started by the first.
     masks: Option<MaskWorker>,
+    mask_patience: Duration,
     disk: Option<DiskCache>,
     /// Sequences whose blocks are being read from disk, in the order of their arrival; the scheduler does not know them yet.
     restoring: VecDeque<Restoring>,
@@ -106,6 +108,7 @@ impl Worker {
             drafter,
             experience: Acceptance::default(),
             masks: None,
+            mask_patience: config.mask_patience,
             disk,
             restoring: VecDeque::new(),
             commands,

@@ -43,7 +43,7 @@ impl Worker {
                 self.shared.metrics.step_tokens.observe(step.num_rows() as f64);
                 self.failures_in_a_row = 0;
                 self.shared.is_healthy.store(true, Ordering::Release);
-                self.sample(step, &rows);
+                self.sample(step, &rows, Instant::now() + begin.elapsed().max(self.mask_patience));
             }
             Err(error) => self.fail_step(step, &error),
         }
@@ -110,8 +110,9 @@ impl Worker {
         }
     }
 
-    /// Chooses tokens for every sequence that was computed to its end; `rows` are the rows of logits of each entry.
-    fn sample(&mut self, step: &Step, rows: &[usize]) {
+    /// Chooses tokens for every sequence that was computed to its end; `rows` are the rows of logits of each entry. Masks are
+    /// waited for until `deadline`.
+    fn sample(&mut self, step: &Step, rows: &[usize], deadline: Instant) {
         let mut next = 0;
         for (entry, &num_rows) in step.entries.iter().zip(rows) {
             let rows = next..next + num_rows;
@@ -124,6 +125,10 @@ impl Worker {
                 if !self.scheduler.reaches_end(entry) {
                     let full = self.scheduler.advance(entry, &[], 0);
                     self.save(entry.sequence, full);
+                    return Ok(());
+                }
+                if !self.has_masks(entry, deadline) {
+                    self.put_off(entry);
                     return Ok(());
                 }
                 let now = Instant::now();

@@ -1,8 +1,9 @@
 //! The mask thread: what it gives back, and what it does with sequences that end or fail.
 
-use crate::support::{bytes, end_token, tokenizer};
+use crate::support::{Answer, ask as answer, bytes, chaotic, end_token, limits, request, start_with, tokenizer};
 use std::sync::OnceLock;
-use taper_engine::{MaskError, MaskWorker, Masked, SequenceId};
+use std::time::{Duration, Instant};
+use taper_engine::{EngineConfig, MaskError, MaskWorker, Masked, Request, SamplingParams, SequenceId};
 use taper_text::{BitMask, Grammar, GrammarCompiler, GrammarSpec};
 
 /// The tokens that end a generation.
@@ -94,4 +95,43 @@ fn a_worker_is_dropped_with_requests_under_way() {
     }
     // Returns: the thread finds its channel closed and ends.
     drop(worker);
+}
+
+#[test]
+fn masks_are_waited_for_until_a_deadline() {
+    let mut worker = MaskWorker::start().unwrap();
+    worker.request(SequenceId(0), grammar("[pq]x"), Vec::new(), Vec::new());
+    assert!(worker.is_ready(SequenceId(0), Instant::now() + Duration::from_secs(60)));
+    assert!(worker.is_ready(SequenceId(0), Instant::now()), "it stays");
+    assert_eq!(allowed(&worker.take(SequenceId(0)).unwrap().masks[0]), "pq");
+    assert!(!worker.is_ready(SequenceId(0), Instant::now() + Duration::from_millis(1)), "nothing is on its way");
+}
+
+#[test]
+fn a_token_that_is_put_off_because_its_mask_is_late_is_the_same_token() {
+    let answers = |mask_patience: Duration| -> Vec<Answer> {
+        let engine = start_with(chaotic(limits()), EngineConfig { mask_patience, ..EngineConfig::default() });
+        let ask = |place: usize| {
+            let sampling = SamplingParams {
+                n: 1 + place % 3,
+                seed: Some(place as u64),
+                max_tokens: Some(40),
+                logprobs: (place % 4 == 0).then_some(1),
+                prompt_logprobs: (place % 5 == 0).then_some(1),
+                ..SamplingParams::default()
+            };
+            let form = ["([ab]{3}|key)+", "[ab]+", "(say)?(x|y|oncemore)+"][place % 3];
+            let asked = request(&"p".repeat(1 + 7 * place), sampling);
+            answer(&engine, Request { grammar: Some(grammar(form)), ..asked })
+        };
+        (0..20).map(ask).collect()
+    };
+    // The stub's steps are shorter than any mask takes.
+    let (waiting, putting_off) = (answers(Duration::from_secs(60)), answers(Duration::ZERO));
+    assert_eq!(waiting.len(), 20);
+    for (waiting, putting_off) in waiting.into_iter().zip(putting_off) {
+        assert_eq!((waiting.error, putting_off.error), (None, None));
+        assert_eq!(waiting.prompt_logprobs, putting_off.prompt_logprobs);
+        assert_eq!(waiting.choices, putting_off.choices);
+    }
 }
