@@ -1,4 +1,5 @@
-//! Many requests at one real server: what they share, what survives a restart, what guessing leaves as it is.
+//! Many requests at one real server: what they share, what survives a restart, and what leaves their answers as they are.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first thing that goes wrong")]
 
 #[path = "support/server.rs"]
 #[allow(dead_code)]
@@ -63,24 +64,66 @@ fn a_restart_answers_a_known_prompt_from_disk_with_the_same_text() {
     assert!(computed_tokens(&warm) <= 64, "{warm}");
 }
 
-#[test]
-fn guesses_change_no_text() {
-    let Some(model) = support::model_or_skip() else { return };
-    let plain = Server::start(&model, &["--speculation", "off"]);
-    let guessing = Server::start(&model, &["--speculation", "lookup"]);
+/// Prompts of different lengths, some that repeat themselves and share their beginnings. Every other one has choices that are
+/// drawn, which soon need more memory than was foreseen.
+fn bodies() -> Vec<Value> {
     let code = "fn area(width: u32, height: u32) -> u32 {\n    width * height\n}\n";
+    let list = "one two three four five six seven eight nine ten ".repeat(12);
     let prompts = [
         format!("Repeat this code and rename width to w:\n{code}\nAnswer:\n{code}"),
-        "Count: one two three four five six seven eight nine ten one two three".to_owned(),
+        format!("Count: {list}"),
+        format!("Count: {list}and once more: one two"),
         "Once upon a time".to_owned(),
+        "The quick brown fox jumps over the lazy dog. ".repeat(15),
+        format!("Repeat this code:\n{code}"),
     ];
-    for (number, prompt) in prompts.iter().enumerate() {
-        for temperature in [0.0, 0.7] {
-            let mut body = completion(&json!(prompt), 120);
-            body["temperature"] = json!(temperature);
+    let body = |(number, prompt): (usize, &String)| {
+        let mut body = completion(&json!(prompt), 40);
+        if number % 2 == 1 {
+            body["n"] = json!(4);
+            body["temperature"] = json!(0.7);
             body["seed"] = json!(number);
-            let [one, other] = [&plain, &guessing].map(|server| server.post("/v1/completions", &body).1);
-            assert_eq!(one["choices"][0]["text"], other["choices"][0]["text"], "{prompt} at {temperature}");
+        }
+        // Probabilities tell bits apart that a text does not.
+        body["logprobs"] = json!(1);
+        body
+    };
+    prompts.iter().enumerate().map(body).collect()
+}
+
+/// The answers when all are asked at once.
+fn together(server: &Server) -> Vec<Value> {
+    let url = &server.url;
+    std::thread::scope(|scope| {
+        let ask = |body| scope.spawn(move || post(url, "/v1/completions", &body).1["choices"].clone());
+        let threads: Vec<_> = bodies().into_iter().map(ask).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// A counter of GET /metrics.
+fn counter(server: &Server, name: &str) -> f64 {
+    let text = server.get_text("/metrics");
+    let line = text.lines().find(|line| line.starts_with(name));
+    let line = line.unwrap_or_else(|| panic!("no {name} in {text}"));
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn neither_company_nor_cache_nor_chunks_nor_guesses_nor_threads_change_an_answer() {
+    let Some(model) = support::model_or_skip() else { return };
+    let plain = Server::start(&model, &["--threads", "2", "--speculation", "off"]);
+    let alone = |body: &Value| plain.post("/v1/completions", body).1["choices"].clone();
+    let expected: Vec<Value> = bodies().iter().map(alone).collect();
+    assert!(expected.iter().all(|choices| choices[0]["text"].is_string()), "{expected:?}");
+    assert_eq!(together(&plain), expected, "cached and batched");
+    for threads in ["1", "2", "3"] {
+        // Memory for fewer tokens than are asked for, and the smallest chunks.
+        let small = ["--threads", threads, "--kv-cache-size", "12MB", "--itl-target", "1ms"];
+        let server = Server::start(&model, &small);
+        assert_eq!(together(&server), expected, "all of it, {threads} threads");
+        for name in ["vllm:num_preemptions_total", "vllm:spec_decode_num_accepted_tokens_total"] {
+            assert!(counter(&server, name) > 0.0, "{name}, {threads} threads");
         }
     }
 }

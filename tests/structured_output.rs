@@ -51,8 +51,8 @@ fn what_ends_is_what_the_schema_allows_and_nearly_all_ends() {
     });
     let finished = finished.into_inner();
     println!("{finished} of {NUM_SCHEMAS} ended");
-    // What does not end is the model's own endless loop in what a schema leaves open: digits of a number, a tree of trees.
-    assert!(finished >= NUM_SCHEMAS * 9 / 10, "{finished} of {NUM_SCHEMAS} ended");
+    // What does not end is a tree whose generations have two children each.
+    assert!(finished >= NUM_SCHEMAS * 95 / 100, "{finished} of {NUM_SCHEMAS} ended");
 }
 
 #[test]

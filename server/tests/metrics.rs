@@ -46,6 +46,8 @@ async fn the_names_are_those_that_dashboards_know() {
     let expected = [
         "gauge taper:build_info",
         "counter taper:failed_steps_total",
+        "histogram taper:grammar_mask_seconds",
+        "histogram taper:grammar_wait_seconds",
         "gauge taper:kv_blocks_idle",
         "counter taper:kv_blocks_restored_total",
         "counter taper:softmax_recomputed_rows_total",

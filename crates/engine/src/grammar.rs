@@ -19,9 +19,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use taper_text::{BitMask, Grammar, GrammarError};
 
-/// Recent masks whose times are kept.
-const TIMES_KEPT: usize = 1024;
-
 /// A sequence's grammar and what may come next.
 #[derive(Debug)]
 pub struct Masked {
@@ -80,7 +77,6 @@ pub struct MaskWorker {
     open: HashMap<SequenceId, u64>,
     /// Their results that came while another was waited for.
     ready: HashMap<SequenceId, Done>,
-    times: MaskTimes,
 }
 
 impl MaskWorker {
@@ -108,7 +104,6 @@ impl MaskWorker {
             last_ticket: 0,
             open: HashMap::new(),
             ready: HashMap::new(),
-            times: MaskTimes::default(),
         })
     }
 
@@ -150,7 +145,6 @@ impl MaskWorker {
         self.open.remove(&key);
         let waited = begin.elapsed();
         let (grammar, forced, masks) = result.outcome?;
-        self.times.record(result.computed, waited, masks.len());
         Ok(Masked { grammar, forced, masks, waited, computed: result.computed })
     }
 
@@ -158,11 +152,6 @@ impl MaskWorker {
     pub fn abandon(&mut self, key: SequenceId) {
         self.open.remove(&key);
         self.ready.remove(&key);
-    }
-
-    /// The times of recent masks.
-    pub fn times(&self) -> &MaskTimes {
-        &self.times
     }
 
     fn keep(&mut self, done: Done) {
@@ -207,63 +196,4 @@ fn compute(job: Job) -> Result<(Grammar, Vec<u32>, Vec<BitMask>), MaskError> {
     }
     grammar.rollback(num_guessed)?;
     Ok((grammar, forced, masks))
-}
-
-/// How long masks took, for metrics: totals, and quantiles over the last thousand requests.
-#[derive(Debug, Clone, Default)]
-pub struct MaskTimes {
-    recent: Vec<Duration>,
-    /// Masks computed so far.
-    pub num_masks: u64,
-    /// Requests taken so far.
-    pub num_requests: u64,
-    /// Time that the thread computed.
-    pub computed: Duration,
-    /// Time that the engine waited for the thread.
-    pub waited: Duration,
-}
-
-impl MaskTimes {
-    fn record(&mut self, computed: Duration, waited: Duration, num_masks: usize) {
-        let place = self.num_requests as usize % TIMES_KEPT;
-        if place == self.recent.len() {
-            self.recent.push(computed);
-        } else {
-            self.recent[place] = computed;
-        }
-        self.num_requests += 1;
-        self.num_masks += num_masks as u64;
-        self.computed += computed;
-        self.waited += waited;
-    }
-
-    /// The time that this share of the recent requests did not exceed: 0.5 is the median. Zero before the first.
-    pub fn quantile(&self, share: f64) -> Duration {
-        let mut sorted = self.recent.clone();
-        sorted.sort_unstable();
-        let rank = (share * sorted.len() as f64).ceil() as usize;
-        sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn quantiles_are_of_the_last_thousand() {
-        let mut times = MaskTimes::default();
-        assert_eq!(times.quantile(0.5), Duration::ZERO);
-        for micros in 1..=100 {
-            times.record(Duration::from_micros(micros), Duration::ZERO, 1);
-        }
-        assert_eq!(times.quantile(0.5), Duration::from_micros(50));
-        assert_eq!(times.quantile(0.99), Duration::from_micros(99));
-        assert_eq!(times.quantile(1.0), Duration::from_micros(100));
-        for _ in 0..TIMES_KEPT {
-            times.record(Duration::from_micros(7), Duration::from_micros(1), 2);
-        }
-        assert_eq!(times.quantile(1.0), Duration::from_micros(7));
-        assert_eq!(times.waited, Duration::from_micros(TIMES_KEPT as u64));
-    }
 }

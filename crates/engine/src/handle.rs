@@ -5,12 +5,12 @@ use crate::disk_cache::DiskCache;
 use crate::metrics::EngineMetrics;
 use crate::requests::Submission;
 use crate::scheduler::{Scheduler, SchedulerConfig};
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use crate::sync::mpsc::{Sender, channel};
+use crate::sync::{Builder, JoinHandle, Mutex, MutexGuard};
 use crate::worker::{Command, Worker};
 use crate::{EventStream, ItlTarget, Request, Runner, RunnerLimits, SubmitError};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use taper_text::Tokenizer;
 use tokio::sync::watch;
@@ -204,7 +204,7 @@ impl Engine {
         let (ends, ended) = watch::channel(());
         let parts = EngineParts { runner, tokenizer, draft, disk };
         let worker = Worker::new(parts, scheduler, config, receiver, Arc::clone(&shared));
-        let thread = std::thread::Builder::new().name("taper-engine".to_owned()).spawn(move || {
+        let thread = Builder::new().name("taper-engine".to_owned()).spawn(move || {
             // Dropped when the thread ends, which is what `drained` waits for.
             let _ends = ends;
             worker.run();

@@ -8,6 +8,7 @@
 //! What is left to others: arithmetic (`models`, `kernels`), prompts and templates (`text`), HTTP (`server`).
 #![forbid(unsafe_code)]
 
+mod block_chain;
 mod block_hash;
 mod block_manager;
 mod disk_cache;
@@ -26,13 +27,15 @@ mod sequence;
 mod speculation;
 pub mod stub;
 mod submit;
+mod sync;
 mod worker;
 
+pub use block_chain::BlockChain;
 pub use block_hash::BlockHash;
 pub use block_manager::{BlockCopy, BlockManager, BlockTable, Miss, NamedBlock};
 pub use disk_cache::{DiskCache, DiskCacheError, DiskCacheStats, file_digest};
 pub use event::{EngineError, Event, EventStream, FinishReason, Timings, Usage};
-pub use grammar::{MaskError, MaskTimes, MaskWorker, Masked};
+pub use grammar::{MaskError, MaskWorker, Masked};
 pub use handle::{Engine, EngineConfig, EngineHandle, EngineParts, EngineStatus, Speculation};
 pub use metrics::{EndReason, EngineMetrics, Histogram};
 pub use model_runner::ModelRunner;

@@ -7,7 +7,7 @@
 //! Only the engine thread writes. Every number is an atomic of its own, so that a step takes no lock for them and a reader
 //! holds nobody up; it may see the count of an observation a moment before its sum.
 
-use crate::{FinishReason, SamplingParams};
+use crate::{FinishReason, Masked, SamplingParams};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -24,6 +24,9 @@ const REQUEST_S: [f64; 21] = [
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
     1920.0, 7680.0,
 ];
+/// Bounds in seconds for grammar masks, which take microseconds where a step takes milliseconds.
+const MASK_S: [f64; 14] =
+    [0.000_01, 0.000_02, 0.000_05, 0.000_1, 0.000_15, 0.000_2, 0.000_3, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.1, 1.0];
 /// Bounds for the tokens of a step.
 const STEP_TOKENS: [f64; 13] =
     [1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0];
@@ -167,6 +170,11 @@ pub struct EngineMetrics {
     pub num_choices: Histogram,
     /// `max_tokens` of requests that say it, when they reach the engine thread.
     pub max_tokens: Histogram,
+    /// Seconds of the grammar thread per request to it: the tokens that are forced, the mask behind them, and a mask behind
+    /// each guessed token.
+    pub grammar_mask_s: Histogram,
+    /// Seconds that the engine waited for them after the step that they belong to.
+    pub grammar_wait_s: Histogram,
     num_generated: AtomicU64,
     ended: [AtomicU64; EndReason::ALL.len()],
 }
@@ -187,6 +195,8 @@ impl EngineMetrics {
             step_tokens: Histogram::new(STEP_TOKENS),
             num_choices: Histogram::new(NUM_CHOICES),
             max_tokens: tokens(),
+            grammar_mask_s: Histogram::new(MASK_S),
+            grammar_wait_s: Histogram::new(MASK_S),
             num_generated: AtomicU64::new(0),
             ended: Default::default(),
         }
@@ -208,6 +218,12 @@ impl EngineMetrics {
         if let Some(max_tokens) = sampling.max_tokens {
             self.max_tokens.observe(max_tokens as f64);
         }
+    }
+
+    /// Notes how long the grammar thread took, and how long it was waited for.
+    pub(crate) fn note_masks(&self, masked: &Masked) {
+        self.grammar_mask_s.observe(masked.computed.as_secs_f64());
+        self.grammar_wait_s.observe(masked.waited.as_secs_f64());
     }
 
     /// Notes a token of a choice. Those of one step have the same `now`.

@@ -24,8 +24,8 @@ mod admission;
 mod prompts;
 mod state;
 
-use crate::BlockHash;
-use crate::block_manager::{BlockCopy, BlockManager, NamedBlock};
+use crate::BlockChain;
+use crate::block_manager::{BlockCopy, BlockManager};
 pub use admission::Admission;
 use state::State;
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,12 +36,10 @@ use std::ops::Range;
 pub struct SequenceId(pub u64);
 
 /// A sequence that joins the queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Arrival<'a> {
+#[derive(Debug, Clone)]
+pub struct Arrival {
     /// Its known tokens; at least one.
-    pub tokens: &'a [u32],
-    /// What its blocks' names begin with. Sequences share blocks only under the same root.
-    pub root: BlockHash,
+    pub chain: BlockChain,
     /// Lower is served earlier, as in vLLM.
     pub priority: i32,
     /// Whether every one of its known tokens needs logits. Then nothing of it is taken from the prefix cache.
@@ -134,9 +132,10 @@ impl Scheduler {
     }
 
     /// Puts a sequence into the queue.
-    pub fn add(&mut self, id: SequenceId, arrival: Arrival<'_>) {
-        assert!(!arrival.tokens.is_empty(), "an empty sequence has nothing to compute");
-        let state = State::new(arrival, self.blocks.block_size());
+    pub fn add(&mut self, id: SequenceId, arrival: Arrival) {
+        assert!(!arrival.chain.tokens().is_empty(), "an empty sequence has nothing to compute");
+        assert_eq!(arrival.chain.block_size(), self.blocks.block_size(), "names are of blocks of this size");
+        let state = State::new(arrival);
         self.waiting.insert((state.priority, id));
         assert!(self.sequences.insert(id, state).is_none(), "{id:?} is there already");
     }
@@ -156,7 +155,7 @@ impl Scheduler {
         if is_running {
             state.begin(self.blocks.fork(&from.blocks), entry.tokens.end);
         }
-        chosen.iter().for_each(|&token| state.push(token));
+        chosen.iter().for_each(|&token| state.chain.push(token));
         state.publish(&mut self.blocks);
         let ranks = if is_running { &mut self.running } else { &mut self.waiting };
         ranks.insert((state.priority, id));
@@ -187,7 +186,7 @@ impl Scheduler {
         state.num_computed = entry.tokens.end - entry.num_guesses + num_right;
         assert!(chosen.is_empty() || entry.tokens.end - entry.num_guesses == state.num_tokens(), "chosen too early");
         state.num_guesses = 0;
-        chosen.iter().for_each(|&token| state.push(token));
+        chosen.iter().for_each(|&token| state.chain.push(token));
         let state = self.sequences.get_mut(&entry.sequence).expect("looked up above");
         state.publish(&mut self.blocks)
     }
@@ -227,19 +226,14 @@ impl Scheduler {
         &mut self.blocks
     }
 
-    /// Names of the full blocks of a sequence's known tokens.
-    pub fn block_names(&self, id: SequenceId) -> &[BlockHash] {
-        self.sequences[&id].names()
+    /// The known tokens of a sequence.
+    pub fn chain(&self, id: SequenceId) -> &BlockChain {
+        &self.sequences[&id].chain
     }
 
     /// Most guesses, of all sequences, that the next step could verify.
     pub fn max_guesses(&self) -> usize {
         self.config.token_budget.min(self.config.max_logit_rows) - self.num_in_step()
-    }
-
-    /// Full block `index` of a sequence's known tokens.
-    pub fn named_block(&self, id: SequenceId, index: usize) -> NamedBlock<'_> {
-        self.sequences[&id].named(index)
     }
 
     /// Decides the next step. Empty only when there is no sequence, or none that is not exhausted.

@@ -108,7 +108,7 @@ impl Sequence {
         self.tokens.push(token);
         self.undrafted += 1;
         if let Some(lookup) = &mut self.lookup {
-            lookup.push(token);
+            lookup.note_last(&self.tokens);
         }
         self.unsent.push(token);
         self.unsent_logprobs.extend(logprobs);

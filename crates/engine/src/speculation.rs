@@ -112,7 +112,7 @@ mod tests {
         };
         let plan = |sure: &[f64], draft_s| plan_draft(sure.len(), 8, sure, [&costs(), &draft_costs(draft_s)]);
         let worth = plan(&[0.8], 0.001).unwrap();
-        assert!(worth.speed > 200.0 && (worth.row_s - 0.001).abs() < 1e-9, "{worth:?} where 100 tokens/s are plain");
+        assert!(worth.speed > 180.0 && (worth.row_s - 0.001).abs() < 1e-9, "{worth:?} where 100 tokens/s are plain");
         assert!(plan(&[0.8], 0.010).is_none(), "as slow as the large model");
         assert!(plan(&[0.1], 0.001).is_none(), "nearly always wrong");
         assert!(plan(&[0.8; 8], 0.002).is_some());

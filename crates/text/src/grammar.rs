@@ -11,6 +11,7 @@
 mod bit_mask;
 mod compiler;
 mod gbnf;
+mod json_bounds;
 mod lark;
 mod limits;
 mod schema;

@@ -310,6 +310,84 @@ fn tokens_are_taken_back_one_by_one_and_clones_are_independent() {
     assert!(clone.is_finished() && clone.num_accepted() == masks.len());
 }
 
+/// Chooses the first of `wanted` that the mask has; without any, ends the answer if it may, or else takes the least token.
+fn greedy(grammar: &mut Grammar, wanted: &[u8]) -> String {
+    let mut mask = grammar.empty_mask();
+    let mut text = String::new();
+    while !grammar.is_finished() && text.len() < 2000 {
+        grammar.mask(&mut mask).unwrap();
+        let wanted = wanted.iter().map(|&byte| u32::from(byte)).find(|&byte| mask.contains(byte));
+        let token = match wanted {
+            Some(token) => token,
+            None if grammar.may_end() => break,
+            None => mask.tokens().next().unwrap(),
+        };
+        grammar.accept(token).unwrap();
+        text.push(char::from(token as u8));
+    }
+    text
+}
+
+#[test]
+fn a_number_ends_however_much_the_model_likes_a_digit() {
+    let check = |value: Value, wanted: &[u8], expected: &str| {
+        let text = greedy(&mut compile(&schema(value.clone())), wanted);
+        assert_eq!(text, expected, "{value}");
+    };
+    check(json!({"type": "integer"}), b"7", "777777777777777777777777");
+    check(json!({"type": "number"}), b".0", "0.00000000000000000000000");
+    check(json!({"type": "number"}), b"9e", "999999999999999999999999e99");
+    check(json!({"type": "array", "items": {"type": "number"}, "maxItems": 2}), b"1]", "[111111111111111111111111]");
+    let mut object = compile(&GrammarSpec::JsonObject);
+    let mut mask = object.empty_mask();
+    for (text, is_free) in [("{\"a\": 1", true), ("11111111111111111111111", false)] {
+        text.bytes().for_each(|byte| object.accept(byte.into()).unwrap());
+        object.mask(&mut mask).unwrap();
+        assert!(mask.contains(b'1'.into()) == is_free && mask.contains(b'}'.into()), "behind {text}");
+    }
+    // What the schema asks for is written, be it longer.
+    let tiny = json!({"type": "number", "minimum": 1e-40, "maximum": 2e-40});
+    let text = greedy(&mut compile(&schema(tiny)), b"0");
+    assert!(text.len() > 40 && text.parse::<f64>().is_ok_and(|value| (1e-40..=2e-40).contains(&value)), "{text}");
+    // And what a client, a guess or a forced token says is taken.
+    let zeros = format!("0.{}", "0".repeat(60));
+    assert!(zeros.bytes().all({
+        let mut grammar = compile(&schema(json!({"type": "number"})));
+        move |byte| grammar.accept(byte.into()).is_ok()
+    }));
+}
+
+#[test]
+fn a_recursive_type_ends_however_much_the_model_likes_to_go_down() {
+    let tree = json!({
+        "$defs": {"tree": {
+            "type": "object", "required": ["children"],
+            "properties": {"children": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
+        }},
+        "$ref": "#/$defs/tree",
+    });
+    let text = greedy(&mut compile(&schema(tree.clone())), b"{[]}");
+    assert_eq!(text, format!("{}{}", "{\"children\": [".repeat(16), "]}".repeat(16)));
+    // Taken back, the same choices are there again.
+    let mut grammar = compile(&schema(tree));
+    text.bytes().take(14 * 16).for_each(|byte| grammar.accept(byte.into()).unwrap());
+    let brackets = |grammar: &mut Grammar| {
+        let mut mask = grammar.empty_mask();
+        grammar.mask(&mut mask).unwrap();
+        [b'{', b']'].map(|byte| mask.contains(byte.into()))
+    };
+    assert_eq!(brackets(&mut grammar), [false, true]);
+    grammar.rollback(14).unwrap();
+    assert_eq!(brackets(&mut grammar), [true, true]);
+    // Required levels are written, however many they are.
+    let deep = (0..40).fold(
+        json!({"type": "integer"}),
+        |inner, _| json!({"type": "array", "items": inner, "minItems": 1, "maxItems": 2}),
+    );
+    let text = greedy(&mut compile(&schema(deep)), b"[]");
+    assert!(text.starts_with(&"[".repeat(40)) && text.ends_with(&"]".repeat(40)), "{text}");
+}
+
 #[test]
 fn forced_tokens_are_the_usual_ones_and_leave_a_choice_where_there_is_one() {
     let file = TinyModel::default().to_gguf();

@@ -152,7 +152,7 @@ fn counters(status: &EngineStatus, metrics: &EngineMetrics) -> [Row<u64>; 13] {
     ]
 }
 
-fn histograms(metrics: &EngineMetrics) -> [Row<&Histogram>; 12] {
+fn histograms(metrics: &EngineMetrics) -> [Row<&Histogram>; 14] {
     [
         (
             "vllm:time_to_first_token_seconds",
@@ -178,5 +178,11 @@ fn histograms(metrics: &EngineMetrics) -> [Row<&Histogram>; 12] {
         ("vllm:iteration_tokens_total", "Tokens computed per step.", &metrics.step_tokens),
         ("vllm:request_params_n", "The parameter n, by request.", &metrics.num_choices),
         ("vllm:request_params_max_tokens", "The parameter max_tokens, by request that says it.", &metrics.max_tokens),
+        (
+            "taper:grammar_mask_seconds",
+            "Computing what a grammar allows and forces next, beside the step.",
+            &metrics.grammar_mask_s,
+        ),
+        ("taper:grammar_wait_seconds", "Waiting for that after the step.", &metrics.grammar_wait_s),
     ]
 }

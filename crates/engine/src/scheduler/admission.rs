@@ -81,11 +81,11 @@ impl Scheduler {
         let num_cacheable = state.cacheable().len();
         let mut blocks = BlockTable::default();
         let mut found = 0;
-        while found < num_cacheable && self.blocks.share(&mut blocks, &state.names()[found]) {
+        while found < num_cacheable && self.blocks.share(&mut blocks, &state.chain.names()[found]) {
             found += 1;
         }
         let miss = (found < num_cacheable).then(|| {
-            let named = state.named(found);
+            let named = state.chain.block(found);
             self.blocks.why_missed(&named.parent, &named.hash, named.tokens)
         });
         let is_grown = self.blocks.grow(&mut blocks, state.num_tokens());

@@ -1,4 +1,5 @@
 use super::*;
+use crate::BlockHash;
 use crate::block_manager::Miss;
 
 mod random_schedules;
@@ -24,16 +25,17 @@ fn own_tokens(id: SequenceId, len: usize) -> Vec<u32> {
     (0..len as u32).map(|place| 1000 * (id.0 as u32 + 1) + place).collect()
 }
 
-fn arrival(tokens: &[u32]) -> Arrival<'_> {
-    Arrival { tokens, root: root(), priority: 0, all_logits: false }
+fn arrival(scheduler: &Scheduler, tokens: &[u32]) -> Arrival {
+    let chain = BlockChain::new(root(), scheduler.blocks().block_size(), tokens.to_vec());
+    Arrival { chain, priority: 0, all_logits: false }
 }
 
 fn add(scheduler: &mut Scheduler, id: SequenceId, len: usize) {
-    scheduler.add(id, arrival(&own_tokens(id, len)));
+    scheduler.add(id, arrival(scheduler, &own_tokens(id, len)));
 }
 
 fn add_urgent(scheduler: &mut Scheduler, id: SequenceId, len: usize) {
-    scheduler.add(id, Arrival { priority: -1, ..arrival(&own_tokens(id, len)) });
+    scheduler.add(id, Arrival { priority: -1, ..arrival(scheduler, &own_tokens(id, len)) });
 }
 
 fn entries(step: &Step) -> Vec<(SequenceId, Range<usize>)> {
@@ -178,16 +180,16 @@ fn a_prompt_larger_than_all_blocks_does_not_block_the_queue() {
 fn a_prompt_that_was_here_before_is_computed_from_its_last_token_only() {
     let mut scheduler = scheduler(2, 64, 10, 4);
     let tokens: Vec<u32> = (0..9).collect();
-    scheduler.add(A, arrival(&tokens));
+    scheduler.add(A, arrival(&scheduler, &tokens));
     advance(&mut scheduler);
     scheduler.remove(A);
-    scheduler.add(B, arrival(&tokens));
+    scheduler.add(B, arrival(&scheduler, &tokens));
     let step = advance(&mut scheduler);
     assert_eq!(entries(&step), [(B, 8..9)]);
     let Admission { cached_tokens, cacheable_tokens, miss, is_return, .. } = step.admitted[0];
     assert_eq!((cached_tokens, cacheable_tokens, miss, is_return), (8, 8, None, false));
     // A prompt that ends with a block is computed from that block on: the logits of its last token are wanted.
-    scheduler.add(C, arrival(&tokens[..8]));
+    scheduler.add(C, arrival(&scheduler, &tokens[..8]));
     assert_eq!(entries(&advance(&mut scheduler)), [(B, 9..10), (C, 4..8)]);
 }
 
@@ -195,9 +197,11 @@ fn a_prompt_that_was_here_before_is_computed_from_its_last_token_only() {
 fn prompts_under_different_roots_share_nothing() {
     let mut scheduler = scheduler(2, 64, 10, 4);
     let tokens: Vec<u32> = (0..9).collect();
-    scheduler.add(A, arrival(&tokens));
+    scheduler.add(A, arrival(&scheduler, &tokens));
     advance(&mut scheduler);
-    scheduler.add(B, Arrival { root: BlockHash::root("test", Some("tenant")), ..arrival(&tokens) });
+    let tenant = BlockHash::root("test", Some("tenant"));
+    let chain = BlockChain::new(tenant, scheduler.blocks().block_size(), tokens.clone());
+    scheduler.add(B, Arrival { chain, ..arrival(&scheduler, &tokens) });
     let step = advance(&mut scheduler);
     assert_eq!(entries(&step), [(A, 9..10), (B, 0..9)]);
     assert_eq!(step.admitted[0].miss, Some(Miss::New));
@@ -206,9 +210,9 @@ fn prompts_under_different_roots_share_nothing() {
 #[test]
 fn a_near_miss_says_where_it_departs() {
     let mut scheduler = scheduler(2, 64, 10, 4);
-    scheduler.add(A, arrival(&[0, 1, 2, 3, 4, 5, 6, 7, 8]));
+    scheduler.add(A, arrival(&scheduler, &[0, 1, 2, 3, 4, 5, 6, 7, 8]));
     advance(&mut scheduler);
-    scheduler.add(B, arrival(&[0, 1, 2, 3, 4, 5, 0, 0, 0]));
+    scheduler.add(B, arrival(&scheduler, &[0, 1, 2, 3, 4, 5, 0, 0, 0]));
     let admission = advance(&mut scheduler).admitted[0];
     assert_eq!((admission.cached_tokens, admission.miss), (4, Some(Miss::Departs { common: 2 })));
 }
@@ -218,7 +222,7 @@ fn sequences_that_begin_alike_wait_for_the_one_that_computes_the_beginning() {
     let mut scheduler = scheduler(3, 8, 20, 4);
     let alike = |end: u32| -> Vec<u32> { (0..16).chain([end]).collect() };
     for (id, end) in [(A, 50), (B, 51)] {
-        scheduler.add(id, arrival(&alike(end)));
+        scheduler.add(id, arrival(&scheduler, &alike(end)));
     }
     add(&mut scheduler, C, 2);
     assert_eq!(entries(&advance(&mut scheduler)), [(A, 0..6), (C, 0..2)], "C passes B");
@@ -232,7 +236,7 @@ fn when_the_one_that_computes_the_beginning_leaves_the_next_takes_over() {
     let mut scheduler = scheduler(3, 8, 20, 4);
     let alike = |end: u32| -> Vec<u32> { (0..16).chain([end]).collect() };
     for (id, end) in [(A, 50), (B, 51), (C, 52)] {
-        scheduler.add(id, arrival(&alike(end)));
+        scheduler.add(id, arrival(&scheduler, &alike(end)));
     }
     advance(&mut scheduler);
     scheduler.remove(A);
@@ -322,14 +326,14 @@ fn guesses_take_only_rows_that_nobody_else_needs() {
 #[test]
 fn wrong_guesses_are_never_published() {
     let mut scheduler = scheduler(1, 16, 8, 4);
-    scheduler.add(A, arrival(&[1, 2, 3]));
+    scheduler.add(A, arrival(&scheduler, &[1, 2, 3]));
     advance(&mut scheduler);
     scheduler.set_guesses(A, 4);
     let step = scheduler.schedule(FREE);
     scheduler.advance(&step.entries[0], &[40], 0);
     assert_eq!(scheduler.blocks().matching(&[root().child(&[1, 2, 3, 7])]), (1, 0));
     scheduler.remove(A);
-    scheduler.add(B, arrival(&[1, 2, 3, 7, 40, 41, 42, 43]));
+    scheduler.add(B, arrival(&scheduler, &[1, 2, 3, 7, 40, 41, 42, 43]));
     assert_eq!(entries(&advance(&mut scheduler)), [(B, 4..8)]);
 }
 
@@ -338,9 +342,9 @@ fn a_prompt_whose_every_row_is_wanted_takes_nothing_from_the_cache_and_as_many_r
     let config = SchedulerConfig { max_batch: 2, token_budget: 64, max_logit_rows: 4 };
     let mut scheduler = Scheduler::new(config, BlockManager::new(20, 4));
     let tokens: Vec<u32> = (0..9).collect();
-    scheduler.add(A, arrival(&tokens));
+    scheduler.add(A, arrival(&scheduler, &tokens));
     advance(&mut scheduler);
-    scheduler.add(B, Arrival { all_logits: true, ..arrival(&tokens) });
+    scheduler.add(B, Arrival { all_logits: true, ..arrival(&scheduler, &tokens) });
     for tokens in [0..3, 3..6, 6..9] {
         assert_eq!(entries(&advance(&mut scheduler))[1], (B, tokens));
     }

@@ -12,7 +12,7 @@ use super::acceptance::{Acceptance, Class, Guess};
 use super::costs::StepCosts;
 use crate::block_manager::{BlockManager, BlockTable};
 use crate::scheduler::{Scheduler, SequenceId};
-use crate::{BlockHash, LogitsBuffer, Runner, RunnerError, RunnerLimits, Sampler, Scratch, TokenLogprobs};
+use crate::{BlockChain, LogitsBuffer, Runner, RunnerError, RunnerLimits, Sampler, Scratch, TokenLogprobs};
 use std::collections::HashMap;
 use std::time::Instant;
 use taper_models::{LogitRows, SequenceSlice};
@@ -170,7 +170,7 @@ impl Drafter {
             return None;
         }
         if !self.known.contains_key(&id) {
-            let known = self.begin(tokens, scheduler.block_names(id));
+            let known = self.begin(scheduler.chain(id));
             self.known.insert(id, known);
         }
         let known = self.known.get_mut(&id).expect("it is there by now");
@@ -185,17 +185,15 @@ impl Drafter {
     }
 
     /// What the prefix cache has of a sequence.
-    fn begin(&mut self, tokens: &[u32], names: &[BlockHash]) -> Known {
+    fn begin(&mut self, chain: &BlockChain) -> Known {
         let mut known = Known::default();
-        // The last token is computed in any case, because its logits are wanted.
-        let cacheable = names.len().min((tokens.len() - 1) / self.limits.block_size);
-        for name in &names[..cacheable] {
+        for name in chain.cacheable() {
             if !self.blocks.share(&mut known.table, name) {
                 break;
             }
             known.num_published += 1;
         }
-        known.tokens = tokens[..known.num_published * self.limits.block_size].to_vec();
+        known.tokens = chain.tokens()[..known.num_published * self.limits.block_size].to_vec();
         known
     }
 
@@ -232,9 +230,10 @@ impl Drafter {
     /// Gives the full blocks of known tokens their names.
     fn publish(&mut self, id: SequenceId, scheduler: &Scheduler) {
         let known = self.known.get_mut(&id).expect("only sequences that were followed are published");
-        let num_full = (known.tokens.len() / self.limits.block_size).min(scheduler.block_names(id).len());
+        let chain = scheduler.chain(id);
+        let num_full = (known.tokens.len() / self.limits.block_size).min(chain.names().len());
         for index in known.num_published..num_full {
-            self.blocks.publish(&known.table, index, scheduler.named_block(id, index));
+            self.blocks.publish(&known.table, index, chain.block(index));
         }
         known.num_published = known.num_published.max(num_full);
     }

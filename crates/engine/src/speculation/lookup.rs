@@ -10,10 +10,9 @@ const LONGEST_MATCH: usize = 32;
 /// Earlier places that are compared, latest first.
 const MAX_PLACES: usize = 16;
 
-/// An index of a sequence's own tokens: for every pair of neighbours, the places where it ends.
+/// An index of a sequence's own tokens, which it does not keep: for every pair of neighbours, the places where it ends.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Lookup {
-    tokens: Vec<u32>,
     /// The last place where a pair ends.
     latest: HashMap<[u32; SHORTEST_MATCH], usize>,
     /// The place before that where the pair ending here ends; `usize::MAX` when there is none.
@@ -24,28 +23,27 @@ impl Lookup {
     /// An index of `tokens`.
     pub(crate) fn new(tokens: &[u32]) -> Self {
         let mut lookup = Lookup::default();
-        tokens.iter().for_each(|&token| lookup.push(token));
+        (1..=tokens.len()).for_each(|len| lookup.note_last(&tokens[..len]));
         lookup
     }
 
-    /// Appends a token.
-    pub(crate) fn push(&mut self, token: u32) {
-        self.tokens.push(token);
-        let place = self.tokens.len() - 1;
-        let pair = self.tokens.last_chunk().copied();
-        let earlier = pair.and_then(|pair: [u32; SHORTEST_MATCH]| self.latest.insert(pair, place));
+    /// Takes in the last of `tokens`; it has seen those before.
+    pub(crate) fn note_last(&mut self, tokens: &[u32]) {
+        let place = self.earlier.len();
+        debug_assert_eq!(place + 1, tokens.len(), "tokens are indexed one by one");
+        let earlier = tokens.last_chunk().and_then(|&pair| self.latest.insert(pair, place));
         self.earlier.push(earlier.unwrap_or(usize::MAX));
     }
 
-    /// At most `max_len` tokens that followed the longest earlier match of the last tokens, the latest among equals.
-    pub(crate) fn guess(&self, max_len: usize) -> Guess {
+    /// At most `max_len` tokens that followed the longest earlier match of the last of `tokens`, the latest among equals.
+    pub(crate) fn guess(&self, tokens: &[u32], max_len: usize) -> Guess {
         let mut best: Option<(usize, usize)> = None;
         let mut place = self.earlier.last().copied().unwrap_or(usize::MAX);
         for _ in 0..MAX_PLACES {
             if place == usize::MAX {
                 break;
             }
-            let match_len = self.match_len(place);
+            let match_len = match_len(tokens, place);
             if best.is_none_or(|(longest, _)| match_len > longest) {
                 best = Some((match_len, place));
             }
@@ -53,18 +51,18 @@ impl Lookup {
         }
         let Some((match_len, place)) = best else { return Guess::default() };
         // What follows may reach into the last tokens themselves, when a period repeats; then it goes round.
-        let period = self.tokens.len() - 1 - place;
-        let tokens: Vec<u32> = (0..max_len).map(|i| self.tokens[place + 1 + i % period]).collect();
+        let period = tokens.len() - 1 - place;
+        let guessed: Vec<u32> = (0..max_len).map(|i| tokens[place + 1 + i % period]).collect();
         // Each token that is right makes the match longer by one.
-        let classes = (match_len..match_len + tokens.len()).map(Class::matched).collect();
-        Guess { tokens, classes }
+        let classes = (match_len..match_len + guessed.len()).map(Class::matched).collect();
+        Guess { tokens: guessed, classes }
     }
+}
 
-    /// How many tokens up to `place` agree with the last ones.
-    fn match_len(&self, place: usize) -> usize {
-        let (there, here) = (self.tokens[..=place].iter().rev(), self.tokens.iter().rev());
-        there.zip(here).take(LONGEST_MATCH).take_while(|(there, here)| there == here).count()
-    }
+/// How many tokens up to `place` agree with the last ones.
+fn match_len(tokens: &[u32], place: usize) -> usize {
+    let (there, here) = (tokens[..=place].iter().rev(), tokens.iter().rev());
+    there.zip(here).take(LONGEST_MATCH).take_while(|(there, here)| there == here).count()
 }
 
 #[cfg(test)]
@@ -74,7 +72,7 @@ mod tests {
     fn check(tokens: &[u32], match_len: usize, guess: &[u32]) {
         let classes = (match_len..match_len + guess.len()).map(Class::matched).collect();
         let expected = Guess { tokens: guess.to_vec(), classes };
-        assert_eq!(Lookup::new(tokens).guess(3), expected, "after {tokens:?}");
+        assert_eq!(Lookup::new(tokens).guess(tokens, 3), expected, "after {tokens:?}");
     }
 
     #[test]

@@ -62,6 +62,7 @@ impl Worker {
         if let (Some(Form::Asked), Some(masks)) = (&sequence.form, &mut self.masks) {
             sequence.form = None;
             let masked = masks.take(id).map_err(|error: MaskError| EngineError::Grammar(error.to_string()))?;
+            self.shared.metrics.note_masks(&masked);
             sequence.form = Some(Form::Ready(masked));
         }
         Ok(())

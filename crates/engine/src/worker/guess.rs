@@ -27,7 +27,8 @@ impl Worker {
         for id in &decoding {
             let sequence = self.sequences.get_mut(id).expect("the scheduler knows the same sequences");
             let len = sequence.room().saturating_sub(1).min(MAX_GUESSES);
-            sequence.guess = sequence.lookup.as_ref().map(|lookup| lookup.guess(len)).unwrap_or_default();
+            sequence.guess =
+                sequence.lookup.as_ref().map(|lookup| lookup.guess(&sequence.tokens, len)).unwrap_or_default();
         }
         self.draft(num_rows, &decoding);
         let chances: Vec<Vec<f64>> = (decoding.iter().map(|id| &self.sequences[id]))

@@ -8,24 +8,24 @@ use crate::disk_cache::DiskCache;
 use crate::grammar::MaskWorker;
 use crate::handle::Shared;
 use crate::handle::{EngineConfig, EngineParts, Speculation};
-use crate::metrics::EndReason;
 use crate::pace::Pace;
 use crate::requests::{ActiveRequest, Submission};
-use crate::scheduler::{Admission, Scheduler, SequenceId, Step, StepLimits};
-use crate::sequence::{Accepted, Form, Sequence};
+use crate::scheduler::{Admission, Arrival, Scheduler, SequenceId, Step, StepLimits};
+use crate::sequence::{Form, Sequence};
 use crate::speculation::{Acceptance, Drafter, Lookup, StepCosts};
-use crate::{BlockHash, EngineError, Event, LogitsBuffer, Miss, Request, Runner, Sampler, Scratch};
+use crate::sync::mpsc::Receiver;
+use crate::{BlockChain, BlockHash, EngineError, Event, LogitsBuffer, Miss, Request, Runner, Sampler, Scratch};
 use disk::Restoring;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::Receiver;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use taper_text::Tokenizer;
 use tokio::sync::mpsc::UnboundedSender;
 
 mod disk;
 mod draft;
+mod ends;
 mod form;
 mod guess;
 mod step;
@@ -184,7 +184,8 @@ impl Worker {
             self.num_sequences += 1;
             if choice == 0 {
                 let root = BlockHash::root(&self.identity, cache_salt.as_deref());
-                self.arrive(id, root, prompt.clone(), (priority, all_logits));
+                let chain = BlockChain::new(root, self.scheduler.blocks().block_size(), prompt.clone());
+                self.arrive(id, Arrival { chain, priority, all_logits });
             } else {
                 active.unborn.push(id);
             }
@@ -199,30 +200,6 @@ impl Worker {
         self.requests.insert(key, active);
     }
 
-    /// Removes the requests whose streams were dropped.
-    fn cancel_abandoned(&mut self) {
-        let abandoned: Vec<u64> =
-            self.requests.iter().filter(|(_, request)| request.events.is_closed()).map(|(&key, _)| key).collect();
-        for key in abandoned {
-            tracing::debug!(request = key, "cancelled: its stream was dropped");
-            self.shared.metrics.note_ended(EndReason::Abort, self.requests[&key].unfinished.len());
-            self.forget(key);
-        }
-    }
-
-    /// Fails the requests whose time is over.
-    fn fail_late(&mut self) {
-        let now = Instant::now();
-        let late: Vec<(u64, EngineError)> = self
-            .requests
-            .iter()
-            .filter_map(|(&key, request)| Some((key, EngineError::TimedOut(request.timed_out(now)?.as_secs_f64()))))
-            .collect();
-        for (key, error) in late {
-            self.fail(key, &error);
-        }
-    }
-
     /// Notes what the prefix cache had of the prompts that begin, and says why it had not more where that is worth knowing.
     fn note_admitted(&mut self, step: &Step) {
         for &Admission { sequence, cached_tokens, cacheable_tokens, miss, is_return } in &step.admitted {
@@ -232,7 +209,7 @@ impl Worker {
             if let Some(disk) = &self.disk {
                 // What is served from memory should not leave the disk for it.
                 let num_cached = cached_tokens / self.scheduler.blocks().block_size();
-                self.scheduler.block_names(sequence)[..num_cached].iter().for_each(|&name| disk.touch(name));
+                self.scheduler.chain(sequence).names()[..num_cached].iter().for_each(|&name| disk.touch(name));
             }
             let prompt_tokens = request.prompt_tokens;
             self.shared.queued_tokens.fetch_sub(prompt_tokens, Ordering::AcqRel);
@@ -253,86 +230,6 @@ impl Worker {
             }
         }
         self.shared.status().preemptions += step.preempted.len() as u64;
-    }
-
-    /// Ends the sequences that cannot get the blocks they need although nobody else holds one.
-    fn cut_exhausted(&mut self, step: &Step) {
-        for &id in &step.exhausted {
-            let key = self.sequences[&id].request;
-            let unborn = self.requests.get_mut(&key).map(|request| std::mem::take(&mut request.unborn));
-            for id in unborn.into_iter().flatten().chain([id]) {
-                let sequence = self.sequences.get_mut(&id).expect("the scheduler knows the same sequences");
-                let accepted = sequence.cut();
-                self.deliver(id, accepted, Instant::now());
-            }
-        }
-    }
-
-    /// Passes on what a token did to a sequence.
-    fn deliver(&mut self, id: SequenceId, accepted: Accepted, now: Instant) {
-        let key = self.sequences[&id].request;
-        let request = self.requests.get_mut(&key).expect("a sequence lives no longer than its request");
-        if let Some(Event::Finished { reason, .. }) = &accepted.event {
-            let choice = request.finished(*reason, self.sequences[&id].clock);
-            self.shared.metrics.note_finished(choice, now);
-        }
-        self.outbox.extend(accepted.event.map(|event| (request.events.clone(), event)));
-        if !accepted.is_finished {
-            return;
-        }
-        request.unfinished.retain(|&unfinished| unfinished != id);
-        if request.unfinished.is_empty() {
-            self.outbox.push((request.events.clone(), Event::Done(request.usage(now))));
-            let age_s = request.age_s(now);
-            let mut status = self.shared.status();
-            let mean = status.mean_request_s;
-            status.mean_request_s = if mean == 0.0 { age_s } else { 0.8 * mean + 0.2 * age_s };
-            drop(status);
-            self.forget(key);
-        }
-        self.drop_sequence(id);
-    }
-
-    /// Ends a request with an error.
-    fn fail(&mut self, key: u64, error: &EngineError) {
-        if let Some(request) = self.requests.get(&key) {
-            tracing::warn!(request = key, %error, "request failed");
-            self.shared.metrics.note_ended(EndReason::Error, request.unfinished.len());
-            self.outbox.push((request.events.clone(), Event::Failed(error.clone())));
-            self.forget(key);
-        }
-    }
-
-    fn fail_all(&mut self, error: &EngineError) {
-        let keys: Vec<u64> = self.requests.keys().copied().collect();
-        for key in keys {
-            self.fail(key, error);
-        }
-    }
-
-    /// Removes a request and what is left of its sequences.
-    fn forget(&mut self, key: u64) {
-        let Some(request) = self.requests.remove(&key) else { return };
-        if request.is_queued {
-            self.shared.queued_tokens.fetch_sub(request.prompt_tokens, Ordering::AcqRel);
-        }
-        for id in request.unfinished {
-            self.drop_sequence(id);
-        }
-    }
-
-    fn drop_sequence(&mut self, id: SequenceId) {
-        self.scheduler.remove(id);
-        self.restoring.retain(|restoring| restoring.id != id);
-        if let Some(drafter) = &mut self.drafter {
-            drafter.forget(id);
-        }
-        if let Some(sequence) = self.sequences.remove(&id) {
-            if let (Some(Form::Asked), Some(masks)) = (sequence.form, &mut self.masks) {
-                masks.abandon(id);
-            }
-            self.shared.live.fetch_sub(1, Ordering::AcqRel);
-        }
     }
 
     /// Publishes the status, then sends the events that led to it.

@@ -69,7 +69,6 @@ fn results_are_taken_in_any_order_and_abandoned_ones_leave_nothing() {
     // The same name again gets its own result, not the abandoned one.
     worker.request(SequenceId(0), grammar("[rs]x"), Vec::new(), Vec::new());
     assert_eq!(allowed(&worker.take(SequenceId(0)).unwrap().masks[0]), "rs");
-    assert_eq!(worker.times().num_requests, 14);
     // Also where the abandoned one is still being computed, and abandoning nothing does nothing.
     worker.request(SequenceId(1), grammar("[pq]x"), Vec::new(), Vec::new());
     worker.abandon(SequenceId(1));

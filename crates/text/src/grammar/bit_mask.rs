@@ -25,11 +25,13 @@ impl BitMask {
 
     /// The tokens of the set, ascending.
     pub fn tokens(&self) -> impl Iterator<Item = u32> + '_ {
-        (0u32..).zip(&self.words).flat_map(|(at, &word)| {
-            std::iter::successors(Some(word), |rest| Some(rest & rest.wrapping_sub(1)))
-                .take_while(|&rest| rest != 0)
-                .map(move |rest| 32 * at + rest.trailing_zeros())
-        })
+        (0..).zip(&self.words).flat_map(|(at, &word)| bits(at, word))
+    }
+
+    /// The tokens that this set shares with another over the same vocabulary, ascending.
+    pub(super) fn shared<'a>(&'a self, other: &'a BitMask) -> impl Iterator<Item = u32> + 'a {
+        assert_eq!(self.num_tokens, other.num_tokens, "sets over one vocabulary");
+        (0..).zip(self.words.iter().zip(&other.words)).flat_map(|(at, (left, right))| bits(at, left & right))
     }
 
     /// The number of tokens in the set.
@@ -41,6 +43,11 @@ impl BitMask {
     pub(super) fn insert(&mut self, token: u32) {
         assert!((token as usize) < self.num_tokens, "token {token} is not in the vocabulary");
         self.words[token as usize / 32] |= 1 << (token % 32);
+    }
+
+    /// Takes a token of the vocabulary out.
+    pub(super) fn remove(&mut self, token: u32) {
+        self.words[token as usize / 32] &= !(1 << (token % 32));
     }
 
     /// Becomes what `left` and `right` share. Both have a bit for each token at least.
@@ -65,10 +72,17 @@ impl BitMask {
         self.words.copy_from_slice(&other.words);
     }
 
-    /// Whether the set has this vocabulary's size.
+    /// The vocabulary's size.
     pub(super) fn num_tokens(&self) -> usize {
         self.num_tokens
     }
+}
+
+/// The tokens of the word at a place.
+fn bits(at: u32, word: u32) -> impl Iterator<Item = u32> {
+    std::iter::successors(Some(word), |rest| Some(rest & rest.wrapping_sub(1)))
+        .take_while(|&rest| rest != 0)
+        .map(move |rest| 32 * at + rest.trailing_zeros())
 }
 
 #[cfg(test)]
@@ -85,6 +99,13 @@ mod tests {
         assert_eq!(mask.words(), [0x8000_0001, 0x8000_0001, 0x21]);
         assert_eq!(mask.num_set(), 6);
         assert!(mask.contains(69) && !mask.contains(68) && !mask.contains(70) && !mask.contains(4000));
+        let mut other = BitMask::new(70);
+        other.insert(31);
+        other.insert(33);
+        other.insert(69);
+        assert_eq!(mask.shared(&other).collect::<Vec<_>>(), [31, 69]);
+        mask.remove(31);
+        assert_eq!(mask.shared(&other).collect::<Vec<_>>(), [69]);
     }
 
     #[test]

@@ -214,7 +214,8 @@ fn build(spec: &GrammarSpec, blank_first: bool, vocabulary: &GrammarVocabulary) 
     if let Some(error) = matcher.get_error() {
         return Err(invalid(&error));
     }
-    let grammar = Grammar::new(matcher, Arc::clone(&vocabulary.sets));
+    let is_json = matches!(spec, GrammarSpec::JsonObject | GrammarSpec::JsonSchema(_));
+    let grammar = Grammar::new(matcher, Arc::clone(&vocabulary.sets), is_json);
     // A grammar that cannot take its first step is the client's mistake now, and a failed answer later.
     match first_step(grammar.clone()) {
         Err(GrammarError::Stuck(reason)) => Err(GrammarError::invalid(spec.kind(), reason)),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use llguidance::Matcher;
 use llguidance::api::StopReason;
 
+use super::json_bounds::JsonPosition;
 use super::vocabulary::TokenSets;
 use super::{BitMask, GrammarError};
 
@@ -16,6 +17,8 @@ pub struct Grammar {
     /// Boxed: it is a kilobyte, and grammars travel between threads at each token.
     matcher: Box<Matcher>,
     sets: Arc<TokenSets>,
+    /// Of a grammar of JSON, where the text stands behind each accepted token of text.
+    positions: Option<Vec<JsonPosition>>,
     /// Accepted tokens of text.
     num_text: usize,
     /// Accepted tokens that end a generation; they come last.
@@ -25,13 +28,16 @@ pub struct Grammar {
 impl Clone for Grammar {
     fn clone(&self) -> Grammar {
         // Deep: a shallow clone shares its lexer, and one sequence's fault or appetite for states would be all sequences'.
-        Grammar { matcher: Box::new(self.matcher.deep_clone()), sets: Arc::clone(&self.sets), ..*self }
+        let matcher = Box::new(self.matcher.deep_clone());
+        Grammar { matcher, sets: Arc::clone(&self.sets), positions: self.positions.clone(), ..*self }
     }
 }
 
 impl Grammar {
-    pub(super) fn new(matcher: Matcher, sets: Arc<TokenSets>) -> Grammar {
-        Grammar { matcher: Box::new(matcher), sets, num_text: 0, num_ends: 0 }
+    /// At its beginning. Masks of a grammar of JSON keep to the bounds of the module `json_bounds`.
+    pub(super) fn new(matcher: Matcher, sets: Arc<TokenSets>, is_json: bool) -> Grammar {
+        let positions = is_json.then(Vec::new);
+        Grammar { matcher: Box::new(matcher), sets, positions, num_text: 0, num_ends: 0 }
     }
 
     /// An empty mask of the vocabulary's size.
@@ -41,7 +47,8 @@ impl Grammar {
 
     /// The tokens that may come next, into a mask of [`Grammar::empty_mask`]'s size. There is at least one.
     ///
-    /// Where bytes are forced, only their usual tokenization is allowed: see [`Grammar::forced`].
+    /// Of JSON, what would make a number or the nesting endless is left out where there is another way: what
+    /// [`Grammar::accept`] takes is more than what is here. Where bytes are forced, only their usual tokenization is allowed: see [`Grammar::forced`].
     pub fn mask(&mut self, mask: &mut BitMask) -> Result<(), GrammarError> {
         if self.is_finished() {
             mask.assign(&self.sets.ends);
@@ -50,6 +57,10 @@ impl Grammar {
             mask.assign_and(allowed.as_slice(), &self.sets.text);
             if self.may_end() {
                 mask.union(&self.sets.ends);
+            }
+            if let Some(positions) = &self.positions {
+                let position = positions.last().copied().unwrap_or_default();
+                position.narrow(mask, &self.sets.growing, &self.sets.tokenizer);
             }
         }
         if mask.num_set() == 0 {
@@ -75,6 +86,10 @@ impl Grammar {
         }
         self.matcher.consume_token(token).map_err(stuck)?;
         self.num_text += 1;
+        if let Some(positions) = &mut self.positions {
+            let position = positions.last().copied().unwrap_or_default();
+            positions.push(position.behind(self.sets.tokenizer.token_bytes(token).unwrap_or_default()));
+        }
         Ok(())
     }
 
@@ -85,6 +100,9 @@ impl Grammar {
         self.matcher.rollback(num - num_ends).map_err(stuck)?;
         self.num_ends -= num_ends;
         self.num_text -= num - num_ends;
+        if let Some(positions) = &mut self.positions {
+            positions.truncate(self.num_text);
+        }
         Ok(())
     }
 

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use llguidance::ParserFactory;
 use toktrie::{INVALID_TOKEN, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
 
+use super::json_bounds::GrowingTokens;
 use super::{BitMask, GrammarError, limits};
 use crate::Tokenizer;
 use crate::vocabulary::TokenKind;
@@ -28,13 +29,16 @@ const SLICES: [&str; 5] = [
     r#"[^"\\\x00-\x1F\x7F]+"#,
 ];
 
-/// Tokens by what they are to a grammar.
+/// Tokens by what they are to a grammar, and their bytes.
 #[derive(Debug)]
 pub(super) struct TokenSets {
     /// Tokens that spell text.
     pub(super) text: BitMask,
     /// Tokens that end a generation.
     pub(super) ends: BitMask,
+    /// Tokens that can take a JSON text beyond a bound.
+    pub(super) growing: GrowingTokens,
+    pub(super) tokenizer: Arc<Tokenizer>,
 }
 
 /// What every grammar of one model shares.
@@ -93,7 +97,9 @@ impl GrammarVocabulary {
             .map_err(|error| GrammarError::Vocabulary(error.to_string()))?;
         factory.quiet();
         *factory.limits_mut() = limits::parser_limits();
-        Ok(GrammarVocabulary { factory, sets: Arc::new(TokenSets { text, ends }) })
+        let growing = GrowingTokens::new(&text, tokenizer);
+        let sets = TokenSets { text, ends, growing, tokenizer: Arc::clone(tokenizer) };
+        Ok(GrammarVocabulary { factory, sets: Arc::new(sets) })
     }
 }
 

@@ -113,7 +113,8 @@ impl Life<'_> {
         let last = client.prompt_len + client.answer_len;
         let (priority, all_logits) = (client.priority, client.all_logits);
         let id = self.new_id();
-        self.scheduler.add(id, Arrival { tokens: &tokens, root: root(), priority, all_logits });
+        let chain = BlockChain::new(root(), self.scheduler.blocks().block_size(), tokens.clone());
+        self.scheduler.add(id, Arrival { chain, priority, all_logits });
         self.ledgers.insert(id, Ledger { client: number, tokens, last, guesses: Vec::new(), has_forked: false });
     }
 
@@ -212,7 +213,8 @@ impl Life<'_> {
         let is_excused = step.admitted.is_empty() || !step.preempted.is_empty();
         if !scheduled.contains(&first) && !is_excused {
             let running = self.scheduler.running.iter();
-            let in_flight: HashSet<&BlockHash> = running.flat_map(|rank| self.scheduler.block_names(rank.1)).collect();
+            let in_flight: HashSet<&BlockHash> =
+                running.flat_map(|rank| self.scheduler.chain(rank.1).names()).collect();
             let cacheable = self.scheduler.sequences[&first].cacheable();
             let waits_for_another = cacheable.iter().any(|name| in_flight.contains(name));
             assert!(waits_for_another, "{first:?} is the first and idle in {step:?}");
