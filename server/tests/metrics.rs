@@ -45,6 +45,7 @@ async fn the_names_are_those_that_dashboards_know() {
     let kinds: Vec<String> = families.iter().map(|(name, family)| format!("{} {name}", family.kind)).collect();
     let expected = [
         "gauge taper:build_info",
+        "counter taper:drafted_tokens_total",
         "counter taper:failed_steps_total",
         "histogram taper:grammar_mask_seconds",
         "histogram taper:grammar_wait_seconds",

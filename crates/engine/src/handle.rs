@@ -143,6 +143,9 @@ struct Door {
     is_draining: bool,
 }
 
+/// What a request is told when there is nobody to take it.
+const HAS_ENDED: &str = "its thread has ended; restart the program";
+
 struct Inner {
     door: Mutex<Door>,
     shared: Arc<Shared>,
@@ -244,6 +247,10 @@ impl EngineHandle {
         if door.is_draining {
             return Err(SubmitError::Draining);
         }
+        // A thread that died took what it counted with it.
+        if inner.ended.has_changed().is_err() {
+            return Err(SubmitError::Failed(HAS_ENDED.to_owned()));
+        }
         // Only submissions add to the count, and they hold the lock.
         let num_tokens = request.prompt_tokens.len();
         let queued_tokens = inner.shared.queued_tokens.load(Ordering::Acquire);
@@ -257,7 +264,7 @@ impl EngineHandle {
         door.commands.send(Command::Submit(Box::new(submission))).map_err(|_| {
             inner.shared.live.fetch_sub(num_choices, Ordering::AcqRel);
             inner.shared.queued_tokens.fetch_sub(num_tokens, Ordering::AcqRel);
-            SubmitError::Failed("its thread has ended; restart the program".to_owned())
+            SubmitError::Failed(HAS_ENDED.to_owned())
         })?;
         Ok(stream)
     }

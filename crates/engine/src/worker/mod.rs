@@ -19,7 +19,7 @@ use disk::Restoring;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use taper_text::Tokenizer;
 use tokio::sync::mpsc::UnboundedSender;
 

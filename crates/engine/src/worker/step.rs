@@ -36,7 +36,6 @@ impl Worker {
         match outcome {
             Ok(rows) => {
                 let (seconds, prompt_rows) = (begin.elapsed().as_secs_f64(), step.num_rows() - decode_rows);
-                self.pace.observe(num_decoding, prompt_rows, seconds);
                 if prompt_rows == 0 {
                     self.costs.observe(decode_rows, seconds);
                 }
@@ -44,6 +43,8 @@ impl Worker {
                 self.failures_in_a_row = 0;
                 self.shared.is_healthy.store(true, Ordering::Release);
                 self.sample(step, &rows, Instant::now() + begin.elapsed().max(self.mask_patience));
+                // Who reads an answer waits for what is made of the logits as well: log-probabilities of a prompt take time.
+                self.pace.observe(num_decoding, prompt_rows, begin.elapsed().as_secs_f64());
             }
             Err(error) => self.fail_step(step, &error),
         }

@@ -58,7 +58,9 @@ fn three_failures_in_a_row_are_unhealthy_and_a_success_heals() {
 
 #[test]
 fn a_thread_that_dies_ends_its_streams_and_refuses_what_comes() {
-    let engine = start(replying("Hello").dying_at(1));
+    // Room for one: what is told then is not that the queue is full.
+    let room = EngineConfig { max_batch: 1, max_queued: 0, ..EngineConfig::default() };
+    let engine = start_with(replying("Hello").dying_at(1), room);
     let mut events = engine.submit(greedy("> ", 100)).unwrap();
     engine.join();
     assert!(std::iter::from_fn(|| events.blocking_recv()).all(|event| !matches!(event, taper_engine::Event::Done(_))));

@@ -116,8 +116,8 @@ fn a_token_that_is_put_off_because_its_mask_is_late_is_the_same_token() {
                 n: 1 + place % 3,
                 seed: Some(place as u64),
                 max_tokens: Some(40),
-                logprobs: (place % 4 == 0).then_some(1),
-                prompt_logprobs: (place % 5 == 0).then_some(1),
+                logprobs: place.is_multiple_of(4).then_some(1),
+                prompt_logprobs: place.is_multiple_of(5).then_some(1),
                 ..SamplingParams::default()
             };
             let form = ["([ab]{3}|key)+", "[ab]+", "(say)?(x|y|oncemore)+"][place % 3];
