@@ -9,12 +9,14 @@
 //! for the place behind them: the engine appends them without sampling. Where tokens are guessed, there is one mask per row
 //! that is verified, as far as the grammar allows the guesses.
 //!
-//! A panic while a mask is computed fails that request only.
+//! Of several requests the thread takes that of the sequence whose last mask took least time, so that a heavy grammar holds
+//! up no light one. A panic while a mask is computed fails that request only.
 
 use crate::SequenceId;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use taper_text::{BitMask, Grammar, GrammarError};
@@ -46,10 +48,19 @@ pub enum MaskError {
     Panicked,
 }
 
-/// What the thread is given.
-struct Job {
+/// What the thread is given, and what its turn depends on.
+struct Job<W> {
     key: SequenceId,
     ticket: u64,
+    /// What the sequence's last one took.
+    last_took: Duration,
+    /// Whether somebody still wants it.
+    is_wanted: Weak<()>,
+    work: W,
+}
+
+/// What there is to do for one sequence.
+struct Work {
     grammar: Grammar,
     guesses: Vec<u32>,
     masks: Vec<BitMask>,
@@ -68,13 +79,15 @@ struct Done {
 #[derive(Debug)]
 pub struct MaskWorker {
     /// `None` only while dropping.
-    jobs: Option<Sender<Job>>,
+    jobs: Option<Sender<Job<Work>>>,
     done: Receiver<Done>,
     thread: Option<JoinHandle<()>>,
     /// The last request's number. It tells a sequence's request from one that was abandoned.
     last_ticket: u64,
-    /// Requests that are neither taken nor abandoned.
-    open: HashMap<SequenceId, u64>,
+    /// Requests that are neither taken nor abandoned, by their tickets; the thread sees what is dropped here.
+    open: HashMap<SequenceId, (u64, Arc<()>)>,
+    /// What the last masks of living sequences took.
+    last_took: HashMap<SequenceId, Duration>,
     /// Their results that came while another was waited for.
     ready: HashMap<SequenceId, Done>,
 }
@@ -82,14 +95,15 @@ pub struct MaskWorker {
 impl MaskWorker {
     /// Starts the thread.
     pub fn start() -> std::io::Result<MaskWorker> {
-        let (jobs, inbox) = channel::<Job>();
+        let (jobs, inbox) = channel::<Job<Work>>();
         let (outbox, done) = channel();
         let work = move || {
-            for job in inbox {
+            let mut waiting = Vec::new();
+            while let Some(job) = next(&inbox, &mut waiting) {
                 let begin = Instant::now();
                 let (key, ticket) = (job.key, job.ticket);
                 // The grammar that panicked is dropped with the job; grammars share nothing that a panic could spoil.
-                let outcome = catch_unwind(AssertUnwindSafe(|| compute(job)));
+                let outcome = catch_unwind(AssertUnwindSafe(|| compute(job.work)));
                 let outcome = outcome.unwrap_or(Err(MaskError::Panicked));
                 if outbox.send(Done { key, ticket, outcome, computed: begin.elapsed() }).is_err() {
                     return;
@@ -103,6 +117,7 @@ impl MaskWorker {
             thread: Some(thread),
             last_ticket: 0,
             open: HashMap::new(),
+            last_took: HashMap::new(),
             ready: HashMap::new(),
         })
     }
@@ -111,11 +126,17 @@ impl MaskWorker {
     /// used again. One request per sequence at a time: it is taken or abandoned before the next.
     pub fn request(&mut self, key: SequenceId, grammar: Grammar, guesses: Vec<u32>, recycled: Vec<BitMask>) {
         self.last_ticket += 1;
-        let previous = self.open.insert(key, self.last_ticket);
+        let wanted = Arc::new(());
+        let (is_wanted, ticket) = (Arc::downgrade(&wanted), self.last_ticket);
+        let previous = self.open.insert(key, (ticket, wanted));
         assert!(previous.is_none(), "{key:?} has a request already");
-        let job = Job { key, ticket: self.last_ticket, grammar, guesses, masks: recycled };
-        // A thread that is gone is noticed by `take`.
-        let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
+        let last_took = self.last_took.get(&key).copied().unwrap_or_default();
+        let work = Work { grammar, guesses, masks: recycled };
+        let job = Job { key, ticket, last_took, is_wanted, work };
+        if let Some(jobs) = &self.jobs {
+            // A thread that is gone is noticed by `take`.
+            let _ = jobs.send(job);
+        }
     }
 
     /// Whether [`MaskWorker::take`] need not wait, after waiting until `deadline` if it must.
@@ -144,18 +165,20 @@ impl MaskWorker {
         };
         self.open.remove(&key);
         let waited = begin.elapsed();
+        self.last_took.insert(key, result.computed);
         let (grammar, forced, masks) = result.outcome?;
         Ok(Masked { grammar, forced, masks, waited, computed: result.computed })
     }
 
-    /// Forgets what was requested for a sequence that ended, if anything was.
+    /// Forgets a sequence that ended, and what was requested for it, if anything was.
     pub fn abandon(&mut self, key: SequenceId) {
+        self.last_took.remove(&key);
         self.open.remove(&key);
         self.ready.remove(&key);
     }
 
     fn keep(&mut self, done: Done) {
-        if self.open.get(&done.key) == Some(&done.ticket) {
+        if self.open.get(&done.key).is_some_and(|&(ticket, _)| ticket == done.ticket) {
             self.ready.insert(done.key, done);
         }
     }
@@ -163,6 +186,7 @@ impl MaskWorker {
 
 impl Drop for MaskWorker {
     fn drop(&mut self) {
+        self.open.clear();
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
             // Its panics are caught where they happen.
@@ -171,8 +195,22 @@ impl Drop for MaskWorker {
     }
 }
 
-fn compute(job: Job) -> Result<(Grammar, Vec<u32>, Vec<BitMask>), MaskError> {
-    let Job { mut grammar, guesses, masks: mut spare, .. } = job;
+/// The job to do next: of those that came and are still wanted the one that is likely to take least, the oldest among equals.
+/// Waits while there is none; none at all when nobody can ask any more.
+fn next<W>(inbox: &Receiver<Job<W>>, waiting: &mut Vec<Job<W>>) -> Option<Job<W>> {
+    loop {
+        waiting.extend(inbox.try_iter());
+        waiting.retain(|job| job.is_wanted.strong_count() > 0);
+        let lightest = (0..waiting.len()).min_by_key(|&place| (waiting[place].last_took, waiting[place].ticket));
+        match lightest {
+            Some(place) => return Some(waiting.swap_remove(place)),
+            None => waiting.push(inbox.recv().ok()?),
+        }
+    }
+}
+
+fn compute(work: Work) -> Result<(Grammar, Vec<u32>, Vec<BitMask>), MaskError> {
+    let Work { mut grammar, guesses, masks: mut spare } = work;
     let mut masks = Vec::with_capacity(guesses.len() + 1);
     let mut mask_of = |grammar: &mut Grammar| -> Result<BitMask, GrammarError> {
         let mut mask = spare.pop().unwrap_or_else(|| grammar.empty_mask());
@@ -196,4 +234,26 @@ fn compute(job: Job) -> Result<(Grammar, Vec<u32>, Vec<BitMask>), MaskError> {
     }
     grammar.rollback(num_guessed)?;
     Ok((grammar, forced, masks))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn light_work_goes_first_and_what_nobody_wants_is_left_out() {
+        let (jobs, inbox) = channel();
+        let mut wanted: Vec<Arc<()>> = Vec::new();
+        for (ticket, ms) in [(1, 9), (2, 2), (3, 1), (4, 2), (5, 0)] {
+            wanted.push(Arc::new(()));
+            let is_wanted = wanted.last().map(Arc::downgrade).unwrap();
+            let last_took = Duration::from_millis(ms);
+            jobs.send(Job { key: SequenceId(ticket), ticket, last_took, is_wanted, work: () }).unwrap();
+        }
+        drop(wanted.remove(2));
+        drop(jobs);
+        let mut waiting = Vec::new();
+        let order: Vec<u64> = std::iter::from_fn(|| next(&inbox, &mut waiting)).map(|job| job.ticket).collect();
+        assert_eq!(order, [5, 2, 4, 1]);
+    }
 }

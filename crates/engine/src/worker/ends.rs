@@ -3,7 +3,7 @@
 use super::Worker;
 use crate::metrics::EndReason;
 use crate::scheduler::{SequenceId, Step};
-use crate::sequence::{Accepted, Form};
+use crate::sequence::Accepted;
 use crate::{EngineError, Event};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -105,8 +105,8 @@ impl Worker {
         if let Some(drafter) = &mut self.drafter {
             drafter.forget(id);
         }
-        if let Some(sequence) = self.sequences.remove(&id) {
-            if let (Some(Form::Asked), Some(masks)) = (sequence.form, &mut self.masks) {
+        if self.sequences.remove(&id).is_some() {
+            if let Some(masks) = &mut self.masks {
                 masks.abandon(id);
             }
             self.shared.live.fetch_sub(1, Ordering::AcqRel);
