@@ -13,6 +13,7 @@
 //! up no light one. A panic while a mask is computed fails that request only.
 
 use crate::SequenceId;
+use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -33,7 +34,7 @@ pub struct Masked {
     pub masks: Vec<BitMask>,
     /// How long [`MaskWorker::take`] waited.
     pub waited: Duration,
-    /// How long the thread computed.
+    /// Processor time that the thread took: what others took of its core meanwhile is not in it.
     pub computed: Duration,
 }
 
@@ -100,12 +101,12 @@ impl MaskWorker {
         let work = move || {
             let mut waiting = Vec::new();
             while let Some(job) = next(&inbox, &mut waiting) {
-                let begin = Instant::now();
+                let begin = processor_time();
                 let (key, ticket) = (job.key, job.ticket);
                 // The grammar that panicked is dropped with the job; grammars share nothing that a panic could spoil.
                 let outcome = catch_unwind(AssertUnwindSafe(|| compute(job.work)));
                 let outcome = outcome.unwrap_or(Err(MaskError::Panicked));
-                if outbox.send(Done { key, ticket, outcome, computed: begin.elapsed() }).is_err() {
+                if outbox.send(Done { key, ticket, outcome, computed: processor_time().saturating_sub(begin) }).is_err() {
                     return;
                 }
             }
@@ -193,6 +194,13 @@ impl Drop for MaskWorker {
             let _ = thread.join();
         }
     }
+}
+
+/// What this thread has had of a processor.
+fn processor_time() -> Duration {
+    let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::ThreadCPUTime);
+    // Neither is negative.
+    Duration::new(tv_sec.try_into().unwrap_or_default(), tv_nsec.try_into().unwrap_or_default())
 }
 
 /// The job to do next: of those that came and are still wanted the one that is likely to take least, the oldest among equals.

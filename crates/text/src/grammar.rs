@@ -14,8 +14,11 @@ mod gbnf;
 mod json_bounds;
 mod lark;
 mod limits;
+mod rehearsal;
 mod schema;
+mod slices;
 mod state;
+mod token_trie;
 mod vocabulary;
 
 use serde_json::Value;

@@ -180,7 +180,7 @@ fn histograms(metrics: &EngineMetrics) -> [Row<&Histogram>; 14] {
         ("vllm:request_params_max_tokens", "The parameter max_tokens, by request that says it.", &metrics.max_tokens),
         (
             "taper:grammar_mask_seconds",
-            "Computing what a grammar allows and forces next, beside the step.",
+            "Processor time for what a grammar allows and forces next, beside the step.",
             &metrics.grammar_mask_s,
         ),
         ("taper:grammar_wait_seconds", "Waiting for that after the step.", &metrics.grammar_wait_s),

@@ -10,7 +10,7 @@ use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::json;
 
 use super::vocabulary::GrammarVocabulary;
-use super::{Grammar, GrammarError, GrammarSpec, gbnf, lark, limits, schema};
+use super::{Grammar, GrammarError, GrammarSpec, gbnf, lark, limits, rehearsal, schema};
 use crate::Tokenizer;
 
 /// Compiled grammars that are kept. One takes tens of kilobytes to a few megabytes.
@@ -212,7 +212,8 @@ fn build(spec: &GrammarSpec, blank_first: bool, vocabulary: &GrammarVocabulary) 
     let invalid = |error: &str| GrammarError::invalid(spec.kind(), first_lines(error));
     let source = source(spec)?;
     let source = if blank_first { after_blank(source) } else { source };
-    let parser = vocabulary.factory.create_parser(source).map_err(|error| invalid(&format!("{error:#}")))?;
+    let mut parser = vocabulary.factory.create_parser(source).map_err(|error| invalid(&format!("{error:#}")))?;
+    parser.bias_computer = vocabulary.slices.clone();
     let matcher = Matcher::new(Ok(parser));
     if let Some(error) = matcher.get_error() {
         return Err(invalid(&error));
@@ -223,7 +224,7 @@ fn build(spec: &GrammarSpec, blank_first: bool, vocabulary: &GrammarVocabulary) 
     match first_step(grammar.clone()) {
         Err(GrammarError::Stuck(reason)) => Err(GrammarError::invalid(spec.kind(), reason)),
         Err(error) => Err(error),
-        Ok(()) => Ok(grammar),
+        Ok(()) => Ok(rehearsal::rehearse(grammar.clone()).unwrap_or(grammar)),
     }
 }
 

@@ -121,6 +121,11 @@ impl Grammar {
         }
     }
 
+    /// Tokens that close a JSON string, array or object.
+    pub(super) fn closing(&self) -> &BitMask {
+        &self.sets.closing
+    }
+
     /// Accepted tokens.
     pub fn num_accepted(&self) -> usize {
         self.num_text + self.num_ends

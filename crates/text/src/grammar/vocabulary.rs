@@ -7,27 +7,19 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use llguidance::ParserFactory;
 use toktrie::{INVALID_TOKEN, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
 
 use super::json_bounds::GrowingTokens;
-use super::{BitMask, GrammarError, limits};
+use super::slices::Slices;
+use super::{BitMask, GrammarError, limits, slices};
 use crate::Tokenizer;
 use crate::vocabulary::TokenKind;
 
 /// Bytes of the longest token that the trie can hold (its nodes count their parents in ten bits).
 const MAX_TOKEN_BYTES: usize = 1000;
-
-/// Sets of tokens that are allowed as a whole where the grammar takes all of their texts, so that only the rest of the trie
-/// is walked: the insides of JSON strings, by their longest length, since a string with `maxLength` takes short ones only.
-const SLICES: [&str; 5] = [
-    r#"[^"\\\x00-\x1F\x7F]{1,10}"#,
-    r#"[^"\\\x00-\x1F\x7F]{1,14}"#,
-    r#"[^"\\\x00-\x1F\x7F]{1,20}"#,
-    r#"[^"\\\x00-\x1F\x7F]{1,30}"#,
-    r#"[^"\\\x00-\x1F\x7F]+"#,
-];
 
 /// Tokens by what they are to a grammar, and their bytes.
 #[derive(Debug)]
@@ -36,6 +28,8 @@ pub(super) struct TokenSets {
     pub(super) text: BitMask,
     /// Tokens that end a generation.
     pub(super) ends: BitMask,
+    /// Tokens that close a JSON string, array or object, and do nothing else.
+    pub(super) closing: BitMask,
     /// Tokens that can take a JSON text beyond a bound.
     pub(super) growing: GrowingTokens,
     pub(super) tokenizer: Arc<Tokenizer>,
@@ -44,17 +38,21 @@ pub(super) struct TokenSets {
 /// What every grammar of one model shares.
 pub(super) struct GrammarVocabulary {
     pub(super) factory: ParserFactory,
+    pub(super) slices: Arc<Slices>,
     pub(super) sets: Arc<TokenSets>,
 }
 
 struct Environment {
     tokenizer: Arc<Tokenizer>,
     trie: TokTrie,
+    /// What the library sees while it cuts slices of its own, which nobody uses: see [`Slices`].
+    no_trie: TokTrie,
+    is_complete: AtomicBool,
 }
 
 impl TokenizerEnv for Environment {
     fn tok_trie(&self) -> &TokTrie {
-        &self.trie
+        if self.is_complete.load(Ordering::Relaxed) { &self.trie } else { &self.no_trie }
     }
 
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<u32> {
@@ -78,6 +76,7 @@ impl GrammarVocabulary {
         let num_tokens = tokenizer.vocab_size();
         let mut text = BitMask::new(num_tokens);
         let mut ends = BitMask::new(num_tokens);
+        let mut closing = BitMask::new(num_tokens);
         for &token in tokenizer.end_of_generation() {
             ends.insert(token);
         }
@@ -86,20 +85,27 @@ impl GrammarVocabulary {
             let word = text_bytes(tokenizer, token).filter(|_| !ends.contains(token)).unwrap_or_default();
             if !word.is_empty() {
                 text.insert(token);
+                if word.iter().all(|byte| b"\"]},".contains(byte)) {
+                    closing.insert(token);
+                }
             }
             words.push(word.to_vec());
         }
         let first_end = tokenizer.end_of_generation().first().copied().unwrap_or(INVALID_TOKEN);
         let trie = TokTrie::from(&TokRxInfo::new(num_tokens as u32, first_end), &words);
-        let environment: TokEnv = Arc::new(Environment { tokenizer: Arc::clone(tokenizer), trie });
-        let slices = SLICES.map(str::to_owned);
-        let mut factory = ParserFactory::new(&environment, InferenceCapabilities::default(), &slices)
+        let no_trie = TokTrie::from(&TokRxInfo::new(1, INVALID_TOKEN), &[b"a".to_vec()]);
+        let is_complete = AtomicBool::new(false);
+        let environment = Arc::new(Environment { tokenizer: Arc::clone(tokenizer), trie, no_trie, is_complete });
+        let as_library: TokEnv = environment.clone();
+        let mut factory = ParserFactory::new(&as_library, InferenceCapabilities::default(), &slices::expressions())
             .map_err(|error| GrammarError::Vocabulary(error.to_string()))?;
+        environment.is_complete.store(true, Ordering::Relaxed);
+        let slices = Arc::new(Slices::new(&as_library));
         factory.quiet();
         *factory.limits_mut() = limits::parser_limits();
         let growing = GrowingTokens::new(&text, tokenizer);
-        let sets = TokenSets { text, ends, growing, tokenizer: Arc::clone(tokenizer) };
-        Ok(GrammarVocabulary { factory, sets: Arc::new(sets) })
+        let sets = TokenSets { text, ends, closing, growing, tokenizer: Arc::clone(tokenizer) };
+        Ok(GrammarVocabulary { factory, slices, sets: Arc::new(sets) })
     }
 }
 
