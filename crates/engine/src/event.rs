@@ -1,7 +1,9 @@
 //! What a client hears about its request, and the stream it hears it on.
 
 use crate::TokenLogprobs;
-use std::task::{Context, Poll, ready};
+use crate::delivery::{Delivery, Receipt};
+use std::sync::Arc;
+use std::task::{Context, Poll};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// Why a choice ended.
@@ -118,13 +120,37 @@ pub enum Event {
 #[derive(Debug)]
 pub struct EventStream {
     receiver: UnboundedReceiver<Event>,
+    receipt: Arc<Receipt>,
     ended: bool,
 }
 
+/// The engine's end of an [`EventStream`].
+#[derive(Debug, Clone)]
+pub(crate) struct EventSender {
+    sender: UnboundedSender<Event>,
+    receipt: Arc<Receipt>,
+}
+
+impl EventSender {
+    /// Sends an event, unless the stream is gone.
+    pub(crate) fn send(&self, event: Event) {
+        self.receipt.sending();
+        if self.sender.send(event).is_err() {
+            self.receipt.passed_on();
+        }
+    }
+
+    /// Whether the stream was dropped.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.sender.is_closed()
+    }
+}
+
 impl EventStream {
-    pub(crate) fn channel() -> (UnboundedSender<Event>, EventStream) {
+    pub(crate) fn channel(delivery: &Arc<Delivery>) -> (EventSender, EventStream) {
         let (sender, receiver) = unbounded_channel();
-        (sender, EventStream { receiver, ended: false })
+        let receipt = Arc::new(Receipt::new(Arc::clone(delivery)));
+        (EventSender { sender, receipt: Arc::clone(&receipt) }, EventStream { receiver, receipt, ended: false })
     }
 
     /// The next event; `None` after `Done` or `Failed`.
@@ -137,7 +163,10 @@ impl EventStream {
         if self.ended {
             return None;
         }
-        let event = self.receiver.blocking_recv();
+        let event = self.receiver.try_recv().ok().or_else(|| {
+            self.receipt.passed_on();
+            self.receiver.blocking_recv()
+        });
         Some(self.note(event))
     }
 
@@ -146,8 +175,13 @@ impl EventStream {
         if self.ended {
             return Poll::Ready(None);
         }
-        let event = ready!(self.receiver.poll_recv(context));
-        Poll::Ready(Some(self.note(event)))
+        match self.receiver.poll_recv(context) {
+            Poll::Ready(event) => Poll::Ready(Some(self.note(event))),
+            Poll::Pending => {
+                self.receipt.passed_on();
+                Poll::Pending
+            }
+        }
     }
 
     /// A stream whose sender vanished without a last word belongs to an engine thread that died: say so once.
@@ -158,21 +192,28 @@ impl EventStream {
     }
 }
 
+impl Drop for EventStream {
+    fn drop(&mut self) {
+        self.receiver.close();
+        self.receipt.passed_on();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn stream_ends_after_the_last_event() {
-        let (sender, mut stream) = EventStream::channel();
-        sender.send(Event::Done(Usage::default())).unwrap();
+        let (sender, mut stream) = EventStream::channel(&Arc::default());
+        sender.send(Event::Done(Usage::default()));
         assert_eq!(stream.blocking_recv(), Some(Event::Done(Usage::default())));
         assert_eq!(stream.blocking_recv(), None);
     }
 
     #[test]
     fn a_lost_engine_is_a_failure_and_not_a_silent_end() {
-        let (sender, mut stream) = EventStream::channel();
+        let (sender, mut stream) = EventStream::channel(&Arc::default());
         drop(sender);
         assert_eq!(stream.blocking_recv(), Some(Event::Failed(EngineError::Stopped)));
         assert_eq!(stream.blocking_recv(), None);

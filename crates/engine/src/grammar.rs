@@ -106,7 +106,8 @@ impl MaskWorker {
                 // The grammar that panicked is dropped with the job; grammars share nothing that a panic could spoil.
                 let outcome = catch_unwind(AssertUnwindSafe(|| compute(job.work)));
                 let outcome = outcome.unwrap_or(Err(MaskError::Panicked));
-                if outbox.send(Done { key, ticket, outcome, computed: processor_time().saturating_sub(begin) }).is_err() {
+                let computed = processor_time().saturating_sub(begin);
+                if outbox.send(Done { key, ticket, outcome, computed }).is_err() {
                     return;
                 }
             }

@@ -1,17 +1,17 @@
 //! A request while it is in the engine, and the clock readings that become its [`Timings`].
 
+use crate::event::EventSender;
 use crate::metrics::{ChoiceClock, EngineMetrics, FinishedChoice};
 use crate::scheduler::SequenceId;
-use crate::{Event, FinishReason, InvalidLogits, Request, Timings, TokenLogprobs, Usage};
+use crate::{FinishReason, InvalidLogits, Request, Timings, TokenLogprobs, Usage};
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc::UnboundedSender;
 
 /// A request on its way to the engine thread.
 pub(crate) struct Submission {
     /// What is asked; already checked.
     pub(crate) request: Request,
     /// Where its events go.
-    pub(crate) events: UnboundedSender<Event>,
+    pub(crate) events: EventSender,
     /// When it was submitted.
     pub(crate) submitted: Instant,
 }
@@ -46,7 +46,7 @@ impl PromptLogprobs {
 /// What the engine thread keeps of a request.
 pub(crate) struct ActiveRequest {
     /// Where its events go; closed when the client is gone.
-    pub(crate) events: UnboundedSender<Event>,
+    pub(crate) events: EventSender,
     /// Its choices that are not finished.
     pub(crate) unfinished: Vec<SequenceId>,
     /// Choices that begin when the prompt is computed, from the blocks of the first.
@@ -66,7 +66,7 @@ pub(crate) struct ActiveRequest {
 }
 
 impl ActiveRequest {
-    pub(crate) fn new(events: UnboundedSender<Event>, request: &Request, submitted: Instant) -> Self {
+    pub(crate) fn new(events: EventSender, request: &Request, submitted: Instant) -> Self {
         ActiveRequest {
             events,
             unfinished: Vec::new(),
@@ -144,7 +144,7 @@ mod tests {
         let at = |ms| Instant::now() + Duration::from_millis(ms);
         let base = at(0);
         let after = |ms| base + Duration::from_millis(ms);
-        let (events, _stream) = EventStream::channel();
+        let (events, _stream) = EventStream::channel(&std::sync::Arc::default());
         let asked =
             Request { prompt_tokens: vec![1; 7], timeout: Some(Duration::from_millis(60)), ..Request::default() };
         let mut request = ActiveRequest::new(events, &asked, base);

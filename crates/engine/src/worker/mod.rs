@@ -5,6 +5,7 @@
 //! blocks free and its place in the queue open.
 
 use crate::disk_cache::DiskCache;
+use crate::event::EventSender;
 use crate::grammar::MaskWorker;
 use crate::handle::Shared;
 use crate::handle::{EngineConfig, EngineParts, Speculation};
@@ -19,9 +20,8 @@ use disk::Restoring;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use taper_text::Tokenizer;
-use tokio::sync::mpsc::UnboundedSender;
 
 mod disk;
 mod draft;
@@ -68,7 +68,7 @@ pub(crate) struct Worker {
     num_sequences: u64,
     logits: LogitsBuffer,
     scratch: Scratch,
-    outbox: Vec<(UnboundedSender<Event>, Event)>,
+    outbox: Vec<(EventSender, Event)>,
     failures_in_a_row: u32,
     is_closing: bool,
 }
@@ -130,6 +130,7 @@ impl Worker {
     pub(crate) fn run(mut self) {
         let _notice = DeathNotice(Arc::clone(&self.shared));
         while self.take_commands() {
+            let begin = Instant::now();
             self.cancel_abandoned();
             self.fail_late();
             self.restore();
@@ -142,6 +143,7 @@ impl Worker {
                 self.run_step(&step);
             }
             self.publish();
+            self.shared.delivery.wait(begin.elapsed());
         }
         self.fail_all(&EngineError::Stopped);
         self.publish();
@@ -242,9 +244,10 @@ impl Worker {
         status.free_blocks = self.scheduler.blocks().num_free();
         status.idle_blocks = self.scheduler.blocks().num_idle();
         drop(status);
+        self.shared.delivery.begin();
         for (events, event) in self.outbox.drain(..) {
             // A closed stream is noticed before the next step.
-            let _ = events.send(event);
+            events.send(event);
         }
     }
 }
