@@ -8,6 +8,7 @@ use crate::output;
 use crate::progress::Bars;
 use crate::tune_file;
 use anyhow::{Context, Result};
+use indicatif::BinaryBytes;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use taper_checkpoint::Checkpoint;
@@ -134,7 +135,13 @@ impl ModelTask for IntoRunners<'_> {
         // The two take turns on the same threads.
         let load_draft = |checkpoint| -> Result<Box<dyn Runner>> {
             let options = draft::options(&model, self.max_batch);
-            let draft = load_network(model.backend().clone(), checkpoint, options, self.progress)?;
+            let mut draft = load_network(model.backend().clone(), checkpoint, options, self.progress)?;
+            let bytes = draft.num_blocks() * BLOCK_SIZE * draft.kv_bytes_per_token();
+            let bytes = BinaryBytes(bytes as u64);
+            self.progress.note(&format!("the draft model has a KV cache of {bytes}, beside the large model's"));
+            if self.max_batch > 1 {
+                draft.populate_kv_cache();
+            }
             Ok(Box::new(ModelRunner(draft)))
         };
         let draft = self.draft.map(load_draft).transpose()?;

@@ -26,7 +26,8 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_enum, default_value_t = Guesses::Auto, env = "TAPER_SPECULATION")]
     pub(crate) speculation: Guesses,
 
-    /// A smaller model with the same vocabulary, named as --model is: what it would say is what the large one verifies.
+    /// A smaller model with the same vocabulary, named as --model is: what it would say is what the large one verifies. It
+    /// remembers as many positions as the large one, in memory on top of --kv-cache-size.
     #[arg(long, value_name = "NAME", env = "TAPER_DRAFT_MODEL")]
     pub(crate) draft_model: Option<String>,
 }

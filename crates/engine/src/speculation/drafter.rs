@@ -31,7 +31,7 @@ pub(crate) struct Wish<'a> {
 /// When one more round of guesses is worth its time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Worth {
-    /// Tokens per second that the step is expected to reach without it.
+    /// Tokens per second that the step is expected to reach with the rounds that are planned.
     pub(crate) speed: f64,
     /// Seconds that the large model takes to verify a guess.
     pub(crate) row_s: f64,
