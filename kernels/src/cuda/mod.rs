@@ -10,5 +10,7 @@ mod probe;
 mod release;
 
 pub use error::ProbeError;
-pub use probe::{ComputeCapability, CudaVersion, DeviceInfo, OLDEST_DEVICE, OLDEST_DRIVER, probe};
+pub use probe::{
+    ComputeCapability, CudaVersion, DeviceInfo, DriverInfo, OLDEST_DEVICE, OLDEST_DRIVER, OldestDriver, driver, probe,
+};
 pub use release::driver_release;

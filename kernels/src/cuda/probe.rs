@@ -78,15 +78,24 @@ pub struct DeviceInfo {
     pub driver_release: Option<String>,
 }
 
-/// Asks the driver for a GPU, by its place in the driver's count. The thread's current context stays what it was.
+/// A driver that sees a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DriverInfo {
+    /// The newest CUDA version that it supports.
+    pub version: CudaVersion,
+    /// How many GPUs it sees; at least one.
+    pub num_devices: usize,
+}
+
+/// Asks for a driver that is new enough and sees a GPU.
 ///
 /// # Errors
-/// When there is none, or none that can be used. It never panics.
-pub fn probe(index: usize) -> Result<DeviceInfo, ProbeError> {
+/// When there is none. It never panics.
+pub fn driver() -> Result<DriverInfo, ProbeError> {
     library::require()?;
-    let driver = driver_version()?;
-    if driver < OLDEST_DRIVER.cuda {
-        return Err(ProbeError::DriverTooOld { found: driver, release: release::driver_release() });
+    let version = driver_version()?;
+    if version < OLDEST_DRIVER.cuda {
+        return Err(ProbeError::DriverTooOld { found: version, release: release::driver_release() });
     }
     let num_devices = match result::init() {
         Err(DriverError(CUresult::CUDA_ERROR_NO_DEVICE)) => 0,
@@ -94,8 +103,17 @@ pub fn probe(index: usize) -> Result<DeviceInfo, ProbeError> {
     };
     if num_devices == 0 {
         let visible = std::env::var_os("CUDA_VISIBLE_DEVICES").map(|value| value.to_string_lossy().into_owned());
-        return Err(ProbeError::NoDevice { driver, visible });
+        return Err(ProbeError::NoDevice { driver: version, visible });
     }
+    Ok(DriverInfo { version, num_devices })
+}
+
+/// Asks the driver for a GPU, by its place in the driver's count. The thread's current context stays what it was.
+///
+/// # Errors
+/// When there is none, or none that can be used. It never panics.
+pub fn probe(index: usize) -> Result<DeviceInfo, ProbeError> {
+    let DriverInfo { version, num_devices } = driver()?;
     let ordinal = i32::try_from(index).ok().filter(|_| index < num_devices);
     let ordinal = ordinal.ok_or(ProbeError::NoSuchDevice { index, num_devices })?;
     let device = Device::get(ordinal)?;
@@ -120,7 +138,7 @@ pub fn probe(index: usize) -> Result<DeviceInfo, ProbeError> {
         memory_total,
         memory_free,
         l2_bytes: device.attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as usize,
-        driver,
+        driver: version,
         driver_release: release::driver_release(),
         name,
     })
