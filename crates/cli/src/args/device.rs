@@ -53,7 +53,7 @@ impl Display for Device {
 impl Command {
     /// What a command is to compute on, if it computes.
     pub(crate) fn device(&self) -> Option<Device> {
-        let args = match self {
+        let DeviceArgs { device } = match self {
             Command::Serve(args) => args.model.device,
             Command::Chat(args) => args.model.device,
             Command::Run(args) => args.model.device,
@@ -71,7 +71,7 @@ impl Command {
             Command::Perplexity(args) => args.model.device,
             Command::Doctor(_) | Command::Pull(_) | Command::List(_) => return None,
         };
-        Some(args.device)
+        Some(device)
     }
 }
 

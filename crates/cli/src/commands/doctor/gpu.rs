@@ -79,7 +79,15 @@ impl Display for Device {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
             Device::Unusable { problem } => f.write_str(problem),
-            Device::Usable { name, compute_capability, multiprocessors, memory_bytes, memory_free_bytes, l2_bytes } => {
+            Device::Usable {
+                index,
+                name,
+                compute_capability,
+                multiprocessors,
+                memory_bytes,
+                memory_free_bytes,
+                l2_bytes,
+            } => {
                 let bytes = |bytes: usize| BinaryBytes(bytes as u64);
                 let (memory, free, l2) = (bytes(*memory_bytes), bytes(*memory_free_bytes), bytes(*l2_bytes));
                 write!(
