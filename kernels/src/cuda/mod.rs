@@ -2,7 +2,7 @@
 //! or to start. [`probe`] says whether a GPU can be used, and if not, why. There are no kernels yet.
 //!
 //! cudarc panics where a library or one of its functions is missing. So its driver functions are called behind
-//! [`library::require`] only.
+//! `library::require` only.
 
 mod error;
 mod library;
