@@ -1,5 +1,5 @@
 //! NVIDIA GPUs, by the driver alone: its library is looked for when the program runs, so the program needs none to be built
-//! or to start. [`probe`] says whether a GPU can be used, and if not, why. There are no kernels yet.
+//! or to start. [`probe()`] says whether a GPU can be used, and if not, why. There are no kernels yet.
 //!
 //! cudarc panics where a library or one of its functions is missing. So its driver functions are called behind
 //! `library::require` only.
