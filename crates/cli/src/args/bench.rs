@@ -8,7 +8,7 @@ pub(crate) use attention::BenchAttentionArgs;
 pub(crate) use chat::BenchChatArgs;
 pub(crate) use softmax::BenchSoftmaxArgs;
 
-use super::{ModelArgs, positive};
+use super::{DeviceArgs, ModelArgs, positive};
 use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use taper_bench::gemm::Shape;
@@ -82,6 +82,8 @@ pub(crate) struct ComputeArgs {
 )]
 pub(crate) struct BenchBandwidthArgs {
     #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    #[command(flatten)]
     pub(crate) compute: ComputeArgs,
 
     /// Passes over the memory per row.
@@ -98,6 +100,8 @@ pub(crate) struct BenchBandwidthArgs {
     after_help = "Products of M rows with N x K weights, over a ring of distinct matrices that no cache holds. GFLOP/s count two operations per weight and row; GB/s count the weights once per product, in the bytes of a file. Without flags it takes about five minutes: 13 types, the shapes of SmolLM2-135M and of a Llama of 1B, 1 to 256 rows."
 )]
 pub(crate) struct BenchGemmArgs {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
     #[command(flatten)]
     pub(crate) compute: ComputeArgs,
 

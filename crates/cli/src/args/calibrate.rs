@@ -1,7 +1,7 @@
 //! `taper calibrate` on the command line.
 
 use super::bench::ComputeArgs;
-use super::{ActivationsKind, AttentionKind, BackendKind, ModelArgs, SoftmaxKind};
+use super::{ActivationsKind, AttentionKind, BackendKind, DeviceArgs, ModelArgs, SoftmaxKind};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -11,6 +11,8 @@ use std::path::PathBuf;
     after_help = "For every layer and KV head the reference of the softmax is chosen from the scores of attention over the text. What was found is kept beside the models, named by the hash of the model's file, and used by --softmax auto from the next start on. A layer in which more than 1 % of the rows would have to be computed again keeps the online softmax. Answers do not depend on it."
 )]
 pub(crate) struct CalibrateArgs {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
     #[command(flatten)]
     pub(crate) compute: ComputeArgs,
 
@@ -32,6 +34,7 @@ impl CalibrateArgs {
     pub(crate) fn model_args(&self) -> ModelArgs {
         ModelArgs {
             model: self.model.clone(),
+            device: self.device,
             threads: self.compute.threads,
             isa: self.compute.isa.clone(),
             activations: ActivationsKind::Full,

@@ -1,7 +1,8 @@
 //! `taper selftest` on the command line.
 
+use super::DeviceArgs;
 use super::bench::ComputeArgs;
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 /// `taper selftest`
 #[derive(Debug, Args)]
@@ -10,20 +11,11 @@ use clap::{Args, ValueEnum};
 )]
 pub(crate) struct SelftestArgs {
     #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    #[command(flatten)]
     pub(crate) compute: ComputeArgs,
-
-    /// What is tested.
-    #[arg(long, value_enum, default_value_t = Device::Cpu)]
-    pub(crate) device: Device,
 
     /// Print every check, not only those that fail.
     #[arg(long)]
     pub(crate) all: bool,
-}
-
-/// A device that kernels are written for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Device {
-    /// The processor.
-    Cpu,
 }

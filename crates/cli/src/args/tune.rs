@@ -1,7 +1,7 @@
 //! `taper tune` on the command line.
 
 use super::bench::ComputeArgs;
-use super::{ActivationsKind, positive};
+use super::{ActivationsKind, DeviceArgs, positive};
 use clap::Args;
 use std::path::PathBuf;
 use taper_bench::tune::ROWS;
@@ -13,6 +13,8 @@ use taper_kernels::cpu::gemm::Shape;
     after_help = "For every matrix shape of the models (or every --shape) and 1 to 256 rows, each implementation of the product is timed, with activations rounded in either way; the fastest is remembered, for this processor and number of threads, beside the models, and used from the next start on. No choice changes an answer: all that can be taken belong to the numerics class that runs. Run it while the machine is idle; minutes for a model of 1B. --check then measures whether the choices are good: a figure never fails the command."
 )]
 pub(crate) struct TuneArgs {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
     #[command(flatten)]
     pub(crate) compute: ComputeArgs,
 

@@ -1,13 +1,16 @@
 //! `taper doctor`: what this machine has, what is made of it, and where things are.
 
+mod gpu;
+
 use crate::args::DoctorArgs;
 use crate::commands::{bench, list};
 use crate::output;
 use anyhow::Result;
+use gpu::Gpu;
 use indicatif::BinaryBytes;
 use serde::Serialize;
 use std::env::consts::ARCH;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use taper_bench::{Machine, Record, Run, Setup};
 use taper_hub::Hub;
 use taper_kernels::cpu::cores::Cores;
@@ -102,14 +105,6 @@ struct OperationJson {
 }
 
 #[derive(Debug, Serialize)]
-struct Gpu {
-    /// Version line of NVIDIA's kernel driver.
-    driver: Option<String>,
-    /// Whether this build can use it.
-    in_this_build: bool,
-}
-
-#[derive(Debug, Serialize)]
 struct Paths {
     taper_cache: PathBuf,
     hub_cache: PathBuf,
@@ -153,7 +148,7 @@ fn diagnose(info: &BackendInfo, bandwidth_bytes: usize) -> Result<Diagnosis> {
             .into_iter()
             .map(|operation| OperationJson { operation: operation.name, kernel: operation.kernel })
             .collect(),
-        gpu: gpu(Path::new("/proc/driver/nvidia/version")),
+        gpu: Gpu::read(),
         paths: Paths {
             taper_cache: config.taper_cache.clone(),
             hub_cache: config.hf_cache.clone(),
@@ -175,12 +170,6 @@ fn bandwidth(setup: Setup) -> Result<Option<Record>> {
     }
     let rows = Run::start(setup)?.finish().records;
     Ok(rows.into_iter().max_by(|a, b| a.median.total_cmp(&b.median)))
-}
-
-fn gpu(version_file: &Path) -> Gpu {
-    let version = std::fs::read_to_string(version_file).ok();
-    let driver = version.and_then(|text| text.lines().next().map(|line| line.trim().to_string()));
-    Gpu { driver, in_this_build: false }
 }
 
 fn print(diagnosis: &Diagnosis) -> Result<()> {
@@ -229,8 +218,7 @@ fn print(diagnosis: &Diagnosis) -> Result<()> {
     for OperationJson { operation, kernel } in &diagnosis.operations {
         facts.push(("", format!("{operation:<32} {kernel}")));
     }
-    let driver = gpu.driver.as_deref().unwrap_or("no driver");
-    facts.push(("GPU", format!("{driver}; no CUDA in this build")));
+    facts.extend(gpu.facts());
     facts.push(("cache of models", paths.taper_cache.display().to_string()));
     facts.push(("cache of the hub", paths.hub_cache.display().to_string()));
     if let Some(ollama) = &paths.ollama_models {
@@ -260,14 +248,5 @@ mod tests {
         assert!(names("aarch64").contains(&"i8mm") && !names("aarch64").contains(&"avx2"));
         assert!(names("x86_64").contains(&"avx2") && !names("x86_64").contains(&"asimd"));
         assert!(!names(ARCH).is_empty() || !cfg!(any(target_arch = "x86_64", target_arch = "aarch64")));
-    }
-
-    #[test]
-    fn a_driver_is_told_by_its_first_line() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("version");
-        assert!(gpu(&file).driver.is_none());
-        std::fs::write(&file, "NVRM version: 1.2\nGCC version: 3\n").unwrap();
-        assert_eq!(gpu(&file).driver.as_deref(), Some("NVRM version: 1.2"));
     }
 }

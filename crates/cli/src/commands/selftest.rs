@@ -1,6 +1,6 @@
 //! `taper selftest`: do the kernels of this machine compute what they should?
 
-use crate::args::{Device, SelftestArgs};
+use crate::args::SelftestArgs;
 use crate::commands::list;
 use crate::output;
 use anyhow::{Result, bail};
@@ -9,7 +9,6 @@ use taper_kernels::selftest::{self, Check};
 use taper_kernels::{Activations, Backend, BackendInfo, Cpu, CpuConfig};
 
 pub(crate) fn run(args: &SelftestArgs) -> Result<()> {
-    let Device::Cpu = args.device;
     let sets = match &args.compute.isa {
         Some(name) => vec![Isa::parse(name)?],
         None => Isa::available(),

@@ -1,6 +1,6 @@
 //! `taper bench attention` on the command line.
 
-use super::{BenchOutputArgs, ComputeArgs, positive};
+use super::{BenchOutputArgs, ComputeArgs, DeviceArgs, positive};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use taper_bench::attention::{DEFAULT_CANDLE_KEYS, DEFAULT_HEADS, DEFAULT_LENS, DEFAULT_RING_BYTES, Heads};
@@ -12,6 +12,8 @@ use taper_kernels::KvDtype;
     after_help = "The arms take turns: online, calibrated and bounded are ours with running, calibrated and bounded references of the softmax; naive is ours with all scores in memory; candle is candle's matrix product and softmax, all scores in memory as well, in a program of its own (bench/README.md says how to build it; without it the arm is left out); reads is no attention but as many bytes read by plain loads.\n\nA row is microseconds per call of one layer. Calls walk a ring of layers that no cache holds; GB/s count keys and values once. OF READS is the speed as a share of plain loads in the same moments, X CANDLE the speed over candle's, WORKS IN the memory that a call needs beside its operands, RECOMPUTED the rows that a fixed reference did not fit. Candle's keys are float16 numbers, held as float32 where that is faster: `kv` in a row of --json. Without flags it takes about a minute."
 )]
 pub(crate) struct BenchAttentionArgs {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
     #[command(flatten)]
     pub(crate) compute: ComputeArgs,
 

@@ -1,6 +1,6 @@
 //! `taper bench softmax` on the command line.
 
-use super::{BenchOutputArgs, ComputeArgs, positive};
+use super::{BenchOutputArgs, ComputeArgs, DeviceArgs, positive};
 use clap::Args;
 use taper_bench::softmax::{DEFAULT_POWERS, DEFAULT_RING_BYTES};
 
@@ -10,6 +10,8 @@ use taper_bench::softmax::{DEFAULT_POWERS, DEFAULT_RING_BYTES};
     after_help = "Every scheme of the softmax family, in turns, with every number of threads from 1 to --threads: on rows that stay in the caches while they fit, and on a ring of rows in memory. A row is microseconds per row of scores; GB/s count a score read and a probability written, 8 bytes an element, of rows in memory alone. X THREE-PASS is the speed over that of three passes, OVER BOUNDED the time of online over that of bounded, which keeps no running maximum. Under the table stand the length from which online is faster than three passes, and what running maxima cost. Without flags it takes about twenty seconds."
 )]
 pub(crate) struct BenchSoftmaxArgs {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
     #[command(flatten)]
     pub(crate) compute: ComputeArgs,
 

@@ -1,0 +1,98 @@
+//! The driver's library, looked for as cudarc does and refused as an error where cudarc would panic.
+
+use super::error::ProbeError;
+use cudarc::driver::sys;
+use libloading::Library;
+use std::error::Error;
+use std::sync::OnceLock;
+
+/// The functions of the driver that the probe calls, those within cudarc's wrappers among them.
+pub(super) const FUNCTIONS: [&str; 13] = [
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuDriverGetVersion",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuInit",
+    "cuMemGetInfo_v2",
+];
+
+/// Makes sure that the library is loaded and has the [`FUNCTIONS`]: after that cudarc's wrappers of them do not panic.
+pub(super) fn require() -> Result<(), ProbeError> {
+    // Kept for ever: cudarc opens the same one again, and a driver does not like to be unloaded.
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    if LIBRARY.get().is_none() {
+        let library = open(names())?;
+        LIBRARY.get_or_init(|| library);
+    }
+    let missing = FUNCTIONS.into_iter().find(|name| {
+        // SAFETY: one of the names that cudarc looks for was found above, so `culib` finds one and does not panic. The
+        // address is not called.
+        unsafe { sys::culib().get::<unsafe extern "C" fn()>(*name).is_err() }
+    });
+    missing.map_or(Ok(()), |function| Err(ProbeError::FunctionMissing { function }))
+}
+
+/// Names that the driver's library may have, in cudarc's order. Of cudarc's list those are left out that only other systems
+/// use.
+fn names() -> Vec<String> {
+    cudarc::get_lib_name_candidates("cuda").into_iter().filter(|name| name.starts_with("libcuda.")).collect()
+}
+
+/// The first library that loads.
+fn open(names: Vec<String>) -> Result<Library, ProbeError> {
+    let mut reason = String::new();
+    for name in &names {
+        // SAFETY: what runs are the initialisers of the driver's library, or of what the user put in its place.
+        match unsafe { Library::new(name) } {
+            Ok(library) => return Ok(library),
+            // Of the reasons, one that is not just absence: an empty file of that name, as containers have, say.
+            Err(error) if reason.is_empty() || is_absence(&reason) => {
+                reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+            }
+            Err(_) => {}
+        }
+    }
+    Err(ProbeError::NoLibrary { names, reason })
+}
+
+fn is_absence(reason: &str) -> bool {
+    reason.contains("No such file")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_names_are_those_that_drivers_are_installed_by() {
+        let names = names();
+        assert_eq!((names[0].as_str(), names[names.len() - 1].as_str()), ("libcuda.so", "libcuda.so.1"));
+    }
+
+    #[test]
+    fn what_is_missing_is_told_by_name_and_reason() {
+        let Err(ProbeError::NoLibrary { names, reason }) = open(vec!["libnone.so".into(), "libnone.so.1".into()])
+        else {
+            panic!()
+        };
+        assert_eq!(names, ["libnone.so", "libnone.so.1"]);
+        assert!(reason.contains("libnone.so.1") && is_absence(&reason), "{reason}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_library_is_told_rather_than_one_that_is_missing() {
+        let folder = tempfile::tempdir().unwrap();
+        let empty = folder.path().join("libcuda.so.1");
+        std::fs::write(&empty, "").unwrap();
+        let names = vec!["libnone.so".into(), empty.to_str().unwrap().to_owned(), "libnone.so.1".into()];
+        let Err(ProbeError::NoLibrary { reason, .. }) = open(names) else { panic!() };
+        assert!(reason.contains(empty.to_str().unwrap()) && !is_absence(&reason), "{reason}");
+    }
+}

@@ -1,0 +1,192 @@
+//! `--device`, what `taper doctor` says of GPUs, and that the program starts on machines without any of NVIDIA's libraries. Where
+//! a driver is needed, a library that plays one is put in its place.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use serde_json::Value;
+use std::process::{Command, Output, Stdio};
+use taper_testkit::fake_cuda::FakeCuda;
+use tempfile::TempDir;
+
+/// Every command that computes, with what it cannot do without.
+const COMPUTING: [&str; 14] = [
+    "serve",
+    "chat",
+    "run -p hello",
+    "bench bandwidth",
+    "bench gemm",
+    "bench attention",
+    "bench softmax",
+    "bench model",
+    "bench chat",
+    "selftest",
+    "tune",
+    "tune --explain",
+    "calibrate --text missing.txt",
+    "perplexity missing.txt",
+];
+
+/// A program in a folder of its own.
+fn taper(folder: &TempDir, words: &str) -> Command {
+    let mut command = support::taper();
+    for (name, _) in std::env::vars_os().filter(|(name, _)| {
+        let name = name.to_string_lossy();
+        ["TAPER_", "HF_", "XDG_", "OLLAMA_"].iter().any(|prefix| name.starts_with(prefix))
+    }) {
+        command.env_remove(name);
+    }
+    command.args(words.split_whitespace()).current_dir(folder.path()).env("HOME", folder.path()).stdin(Stdio::null());
+    command
+}
+
+/// The same on a machine that a driver plays.
+fn on(driver: &FakeCuda, machine: &str, folder: &TempDir, words: &str) -> Output {
+    let mut command = taper(folder, words);
+    driver.serve(&mut command, machine);
+    command.output().unwrap()
+}
+
+fn folder() -> TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+/// What a command says that refuses its device: nothing on stdout, one message, status 2.
+fn refusal(output: &Output) -> String {
+    let message = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(2), &b""[..]), "{message}");
+    assert!(message.lines().count() == 1 && message.starts_with("taper: --device cuda:"), "{message}");
+    assert!(message.contains("--device cpu"), "what else can be done is told: {message}");
+    message
+}
+
+#[test]
+fn without_a_driver_every_command_says_so_before_it_does_anything() {
+    let folder = folder();
+    let driver = FakeCuda::absent(folder.path());
+    let before = std::fs::read_dir(folder.path()).unwrap().count();
+    for words in COMPUTING {
+        let message = refusal(&on(&driver, "", &folder, &format!("{words} --device cuda")));
+        assert!(
+            message.contains("libcuda.so.1 could be loaded") && message.contains("driver 580"),
+            "{words}: {message}"
+        );
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), before, "nothing was fetched or written");
+}
+
+#[test]
+fn the_variable_asks_like_the_flag_and_the_flag_is_stronger() {
+    let folder = folder();
+    let driver = FakeCuda::absent(folder.path());
+    let asked = |words: &str| {
+        let mut command = taper(&folder, words);
+        driver.serve(&mut command, "");
+        command.env("TAPER_DEVICE", "cuda:1").output().unwrap()
+    };
+    assert!(refusal(&asked("tune --reset")).contains("--device cuda:1: no NVIDIA driver"));
+    assert!(asked("tune --reset --device cpu").status.success());
+    assert!(asked("list --aliases").status.success(), "what computes nothing needs no device");
+}
+
+#[test]
+fn a_gpu_that_could_be_used_is_named_and_not_used() {
+    let folder = folder();
+    let driver = FakeCuda::new(folder.path());
+    let message = refusal(&on(&driver, "two", &folder, "selftest --device cuda:1"));
+    for part in ["GPU 1, NVIDIA H200, compute capability 9.0", "this build of taper has no CUDA kernels"] {
+        assert!(message.contains(part), "{part} in {message}");
+    }
+    let cases = [
+        ("old-driver", "goes up to CUDA 12.9"),
+        ("no-device", "finds no GPU"),
+        ("old-device", "compute capability 7.5"),
+        ("out-of-memory", "is out of memory"),
+        ("broken", "error 803"),
+    ];
+    for (machine, part) in cases {
+        let message = refusal(&on(&driver, machine, &folder, "run -p hello --device cuda"));
+        assert!(message.contains(part), "{part} in {message}");
+    }
+    let message = refusal(&on(&driver, "", &folder, "run -p hello --device cuda:1"));
+    assert!(message.contains("there is no GPU 1: this machine has 1"), "{message}");
+}
+
+#[test]
+fn auto_and_cpu_are_the_processor_whatever_else_there_is() {
+    let folder = folder();
+    let driver = FakeCuda::new(folder.path());
+    for device in ["auto", "cpu"] {
+        let words = format!("bench bandwidth --threads 1 --bandwidth-mib 1 --repeat 1 --json --device {device}");
+        let output = on(&driver, "", &folder, &words);
+        let rows = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && rows.contains(r#""bench":"bandwidth""#), "{rows}");
+    }
+    let unknown = taper(&folder, "selftest --device gpu").output().unwrap();
+    let message = String::from_utf8_lossy(&unknown.stderr);
+    assert!(unknown.status.code() == Some(2) && message.contains("cuda:N"), "{message}");
+}
+
+#[test]
+fn every_command_that_computes_has_the_flag_in_its_help() {
+    let folder = folder();
+    for words in COMPUTING {
+        let command = words.split(" -").next().unwrap().split(" missing").next().unwrap();
+        let output = taper(&folder, &format!("{command} --help")).output().unwrap();
+        let help = String::from_utf8(output.stdout).unwrap();
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        for part in ["--device <DEVICE>", "TAPER_DEVICE", "auto is the CPU", "no CUDA kernels"] {
+            assert!(help.contains(part), "{part} in {command}: {help}");
+        }
+    }
+}
+
+#[test]
+fn doctor_describes_the_gpus_or_says_why_there_are_none() {
+    let folder = folder();
+    let driver = FakeCuda::new(folder.path());
+    let doctor = |machine: &str, more: &str| {
+        let output = on(&driver, machine, &folder, &format!("doctor --bandwidth-mib 0 {more}"));
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let gpu = |machine: &str| serde_json::from_str::<Value>(&doctor(machine, "--json")).unwrap()["gpu"].clone();
+
+    let two = gpu("two");
+    assert_eq!((&two["cuda"], &two["problem"], &two["in_this_build"]), (&"13.0".into(), &Value::Null, &false.into()));
+    assert_eq!(two["devices"].as_array().unwrap().len(), 2);
+    assert_eq!(two["devices"][1]["name"], "NVIDIA H200");
+    assert_eq!(two["devices"][1]["compute_capability"], "9.0");
+    assert_eq!(two["devices"][1]["memory_bytes"], 141_u64 << 30);
+    let text = doctor("two", "");
+    for part in
+        ["GPU 1, NVIDIA H200", "132 multiprocessors", "141.00 GiB", "L2 50.00 MiB", "no CUDA kernels in this build"]
+    {
+        assert!(text.contains(part), "{part} in\n{text}");
+    }
+
+    let old = gpu("old-driver");
+    assert!(old["problem"].as_str().unwrap().contains("CUDA 12.9") && old["devices"] == serde_json::json!([]), "{old}");
+    assert!(doctor("old-driver", "").contains("CUDA 12.9"));
+    let full = gpu("out-of-memory");
+    assert!(full["devices"][0]["problem"].as_str().unwrap().contains("out of memory"), "{full}");
+}
+
+/// Nothing of CUDA is linked: the program needs the C library and the compiler's run time.
+#[test]
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn the_program_needs_libc_libm_and_libgcc_only() {
+    let program = support::taper();
+    let listed =
+        Command::new("readelf").args(["--dynamic", "--wide"]).arg(program.get_program()).env("LC_ALL", "C").output();
+    let listed = listed.expect("readelf is there: it comes with the C compiler's binutils");
+    let text = String::from_utf8(listed.stdout).unwrap();
+    let bracketed = |line: &str| line.split(['[', ']']).nth(1).unwrap_or_default().to_owned();
+    let mut needed: Vec<String> = text.lines().filter(|line| line.contains("(NEEDED)")).map(bracketed).collect();
+    // Every program names its loader; it comes with the C library.
+    needed.retain(|name| !name.starts_with("ld-linux"));
+    assert!(needed.iter().any(|name| name == "libc.so.6"), "{text}");
+    let allowed = ["libc.so.6", "libm.so.6", "libgcc_s.so.1"];
+    assert!(needed.iter().all(|name| allowed.contains(&name.as_str())), "{needed:?}");
+}
