@@ -333,6 +333,20 @@ fn tokens_are_taken_back_one_by_one_and_clones_are_independent() {
     assert!(clone.is_finished() && clone.num_accepted() == masks.len());
 }
 
+#[test]
+fn a_mask_behind_what_was_taken_back_is_not_that_of_another_text_as_long() {
+    let lark = "start: \"(\" NUMBER (\")\" | \"}\") | \"[\" NUMBER (\"]\" | \"!\")\nNUMBER: /[0-9]+/\n";
+    let mut grammar = compile(&GrammarSpec::Lark(lark.to_owned()));
+    let mut mask = grammar.empty_mask();
+    for (text, closing) in [("(1", ")}"), ("[1", "!]"), ("(1", ")}")] {
+        text.bytes().for_each(|byte| grammar.accept(byte.into()).unwrap());
+        grammar.mask(&mut mask).unwrap();
+        let allowed: String = ")}!]".chars().filter(|&char| mask.contains(char.into())).collect();
+        assert_eq!(allowed, closing, "behind {text}");
+        grammar.rollback(2).unwrap();
+    }
+}
+
 /// Chooses the first of `wanted` that the mask has; without any, ends the answer if it may, or else takes the least token.
 fn greedy(grammar: &mut Grammar, wanted: &[u8]) -> String {
     let mut mask = grammar.empty_mask();

@@ -98,6 +98,8 @@ impl Grammar {
         assert!(num <= self.num_accepted(), "{num} tokens of {} cannot be taken back", self.num_accepted());
         let num_ends = num.min(self.num_ends);
         self.matcher.rollback(num - num_ends).map_err(stuck)?;
+        // The library keeps its last mask by the lexer's state and the parser's depth, which another text may have too.
+        self.matcher.invalidate_bias_cache();
         self.num_ends -= num_ends;
         self.num_text -= num - num_ends;
         if let Some(positions) = &mut self.positions {
