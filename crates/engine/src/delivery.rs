@@ -15,6 +15,9 @@ const MAX_SHARE: u32 = 20;
 /// and this long: to wake a thread and to write to a socket takes tens of microseconds.
 const MAX_WAIT: Duration = Duration::from_micros(200);
 
+/// A shorter wait is none: the operating system wakes a thread up so much too late.
+const LEAST_WAIT: Duration = Duration::from_micros(50);
+
 /// What is under way from the engine thread to the streams.
 #[derive(Debug, Default)]
 pub(crate) struct Delivery {
@@ -37,7 +40,11 @@ impl Delivery {
         if cfg!(feature = "shuttle") {
             return;
         }
-        let deadline = Instant::now() + MAX_WAIT.min(step / MAX_SHARE);
+        let most = MAX_WAIT.min(step / MAX_SHARE);
+        if most < LEAST_WAIT {
+            return;
+        }
+        let deadline = Instant::now() + most;
         while self.is_due() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -72,8 +79,10 @@ impl Receipt {
     /// Something is about to be sent: called by the engine thread, within a round.
     pub(crate) fn sending(&self) {
         let round = self.delivery.round();
-        if self.round.compare_exchange(0, round, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-            self.delivery.word.fetch_add(1, Ordering::SeqCst);
+        // Counted before it can be counted down.
+        self.delivery.word.fetch_add(1, Ordering::SeqCst);
+        if self.round.compare_exchange(0, round, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            self.delivery.word.fetch_sub(1, Ordering::SeqCst);
         }
     }
 

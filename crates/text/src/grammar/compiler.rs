@@ -9,8 +9,9 @@ use llguidance::Matcher;
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::json;
 
+use super::rehearsal::{self, Rehearsed};
 use super::vocabulary::GrammarVocabulary;
-use super::{Grammar, GrammarError, GrammarSpec, gbnf, lark, limits, rehearsal, schema};
+use super::{Grammar, GrammarError, GrammarSpec, gbnf, lark, limits, schema};
 use crate::Tokenizer;
 
 /// Compiled grammars that are kept. One takes tens of kilobytes to a few megabytes.
@@ -224,7 +225,10 @@ fn build(spec: &GrammarSpec, blank_first: bool, vocabulary: &GrammarVocabulary) 
     match first_step(grammar.clone()) {
         Err(GrammarError::Stuck(reason)) => Err(GrammarError::invalid(spec.kind(), reason)),
         Err(error) => Err(error),
-        Ok(()) => Ok(rehearsal::rehearse(grammar.clone()).unwrap_or(grammar)),
+        Ok(()) => match rehearsal::rehearse(grammar.clone()) {
+            Ok(Rehearsed::Warm(warm)) => Ok(warm),
+            Ok(Rehearsed::TooHeavy) | Err(_) => Ok(grammar),
+        },
     }
 }
 

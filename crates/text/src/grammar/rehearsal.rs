@@ -12,19 +12,32 @@ use super::{BitMask, Grammar, GrammarError};
 
 /// How long the walks go on: a request with a new grammar begins so much later, a tenth of a short prompt's time.
 const MAX_TIME: Duration = Duration::from_millis(3);
+/// A mask that takes longer is of a grammar with too many states: what the walks make would fill memory with its copies, and
+/// use up what the limits leave to an answer.
+const MAX_MASK_TIME: Duration = Duration::from_millis(1);
 /// Tokens chosen in all walks together. A grammar whose masks take nothing needs no more.
 const MAX_CHOICES: u64 = 128;
 
-/// The grammar with what the walks made, at its beginning again.
+/// What a rehearsal came to.
+#[derive(Debug)]
+pub(super) enum Rehearsed {
+    /// The grammar with what the walks made, at its beginning again.
+    Warm(Grammar),
+    /// It has too many states to keep them.
+    TooHeavy,
+}
+
+/// Walks through a grammar.
 ///
 /// # Errors
 /// What the grammar says on a walk; it cannot be used after that.
-pub(super) fn rehearse(mut grammar: Grammar) -> Result<Grammar, GrammarError> {
+pub(super) fn rehearse(mut grammar: Grammar) -> Result<Rehearsed, GrammarError> {
     let deadline = Instant::now() + MAX_TIME;
     let dice = RandomState::with_seeds(0, 1, 2, 3);
     let mut mask = grammar.empty_mask();
     for roll in 0..MAX_CHOICES {
-        if Instant::now() > deadline {
+        let begin = Instant::now();
+        if begin > deadline {
             break;
         }
         for token in grammar.forced()? {
@@ -34,11 +47,14 @@ pub(super) fn rehearse(mut grammar: Grammar) -> Result<Grammar, GrammarError> {
             begin_again(&mut grammar)?;
         }
         grammar.mask(&mut mask)?;
+        if begin.elapsed() > MAX_MASK_TIME {
+            return Ok(Rehearsed::TooHeavy);
+        }
         let token = choose(&mask, grammar.closing(), dice.hash_one(roll));
         grammar.accept(token)?;
     }
     begin_again(&mut grammar)?;
-    Ok(grammar)
+    Ok(Rehearsed::Warm(grammar))
 }
 
 fn begin_again(grammar: &mut Grammar) -> Result<(), GrammarError> {
