@@ -4,10 +4,11 @@ use crate::load::Loaded;
 use crate::signals;
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
+use std::time::Duration;
 use taper_engine::{Event, FinishReason, Request, SamplingParams, Timings};
 use taper_text::{ChatMessage, EncodeOptions, RenderContext};
 use tokio::runtime::Runtime;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// What came out.
 #[derive(Debug, Default)]
@@ -107,7 +108,7 @@ impl Generator {
         show: &mut dyn FnMut(&str) -> Result<()>,
     ) -> Result<Answer> {
         self.runtime.block_on(async {
-            let mut interrupt = stoppable.then(|| signal(SignalKind::interrupt())).transpose()?;
+            let mut interrupt = if stoppable { Some(fresh_interrupts().await?) } else { None };
             let mut events = loaded.engine.submit(Request { prompt_tokens, sampling, ..Request::default() })?;
             let mut answer = Answer::default();
             loop {
@@ -143,5 +144,33 @@ impl Generator {
                 }
             }
         })
+    }
+}
+
+/// Ctrl-C from now on. One that was typed when the last answer had just ended, before the line editor had the terminal, still
+/// waits in the runtime, and would end this answer before it begins.
+async fn fresh_interrupts() -> std::io::Result<Signal> {
+    let mut interrupts = signal(SignalKind::interrupt())?;
+    let _ = tokio::time::timeout(Duration::from_millis(1), interrupts.recv()).await;
+    Ok(interrupts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ctrl_c_between_two_answers_does_not_end_the_second() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        // The first answer takes the signal over from the system.
+        runtime.block_on(async { fresh_interrupts().await.map(drop) }).unwrap();
+        let kill_me = format!("kill -INT {}", std::process::id());
+        let sent = std::process::Command::new("sh").args(["-c", &kill_me]).status().unwrap();
+        assert!(sent.success());
+        let next = runtime.block_on(async {
+            let mut interrupts = fresh_interrupts().await.unwrap();
+            tokio::time::timeout(Duration::from_millis(100), interrupts.recv()).await
+        });
+        assert!(next.is_err(), "the second answer was interrupted");
     }
 }
