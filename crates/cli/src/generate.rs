@@ -108,7 +108,7 @@ impl Generator {
         show: &mut dyn FnMut(&str) -> Result<()>,
     ) -> Result<Answer> {
         self.runtime.block_on(async {
-            let mut interrupt = if stoppable { Some(fresh_interrupts().await?) } else { None };
+            let mut interrupt = if stoppable { Some(fresh(SignalKind::interrupt()).await?) } else { None };
             let mut events = loaded.engine.submit(Request { prompt_tokens, sampling, ..Request::default() })?;
             let mut answer = Answer::default();
             loop {
@@ -147,12 +147,12 @@ impl Generator {
     }
 }
 
-/// Ctrl-C from now on. One that was typed when the last answer had just ended, before the line editor had the terminal, still
-/// waits in the runtime, and would end this answer before it begins.
-async fn fresh_interrupts() -> std::io::Result<Signal> {
-    let mut interrupts = signal(SignalKind::interrupt())?;
-    let _ = tokio::time::timeout(Duration::from_millis(1), interrupts.recv()).await;
-    Ok(interrupts)
+/// A signal from now on. A Ctrl-C that was typed when the last answer had just ended, before the line editor had the terminal,
+/// still waits in the runtime, and would end this answer before it begins.
+async fn fresh(kind: SignalKind) -> std::io::Result<Signal> {
+    let mut signals = signal(kind)?;
+    let _ = tokio::time::timeout(Duration::from_millis(1), signals.recv()).await;
+    Ok(signals)
 }
 
 #[cfg(test)]
@@ -160,16 +160,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ctrl_c_between_two_answers_does_not_end_the_second() {
+    fn a_signal_between_two_answers_does_not_end_the_second() {
+        // Other tests of this process wait for Ctrl-C.
+        let kind = SignalKind::user_defined1();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         // The first answer takes the signal over from the system.
-        runtime.block_on(async { fresh_interrupts().await.map(drop) }).unwrap();
-        let kill_me = format!("kill -INT {}", std::process::id());
+        runtime.block_on(async { fresh(kind).await.map(drop) }).unwrap();
+        let kill_me = format!("kill -USR1 {}", std::process::id());
         let sent = std::process::Command::new("sh").args(["-c", &kill_me]).status().unwrap();
         assert!(sent.success());
         let next = runtime.block_on(async {
-            let mut interrupts = fresh_interrupts().await.unwrap();
-            tokio::time::timeout(Duration::from_millis(100), interrupts.recv()).await
+            let mut signals = fresh(kind).await.unwrap();
+            tokio::time::timeout(Duration::from_millis(100), signals.recv()).await
         });
         assert!(next.is_err(), "the second answer was interrupted");
     }

@@ -9,9 +9,8 @@ use llguidance::Matcher;
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::json;
 
-use super::rehearsal::{self, Rehearsed};
 use super::vocabulary::GrammarVocabulary;
-use super::{Grammar, GrammarError, GrammarSpec, gbnf, lark, limits, schema};
+use super::{Grammar, GrammarError, GrammarSpec, gbnf, lark, limits, rehearsal, schema};
 use crate::Tokenizer;
 
 /// Compiled grammars that are kept. One takes tens of kilobytes to a few megabytes.
@@ -222,22 +221,11 @@ fn build(spec: &GrammarSpec, blank_first: bool, vocabulary: &GrammarVocabulary) 
     let is_json = matches!(spec, GrammarSpec::JsonObject | GrammarSpec::JsonSchema(_));
     let grammar = Grammar::new(matcher, Arc::clone(&vocabulary.sets), is_json);
     // A grammar that cannot take its first step is the client's mistake now, and a failed answer later.
-    match first_step(grammar.clone()) {
+    match rehearsal::rehearse(&grammar) {
+        Ok(rehearsed) => Ok(rehearsed.unwrap_or(grammar)),
         Err(GrammarError::Stuck(reason)) => Err(GrammarError::invalid(spec.kind(), reason)),
         Err(error) => Err(error),
-        Ok(()) => match rehearsal::rehearse(grammar.clone()) {
-            Ok(Rehearsed::Warm(warm)) => Ok(warm),
-            Ok(Rehearsed::TooHeavy) | Err(_) => Ok(grammar),
-        },
     }
-}
-
-fn first_step(mut grammar: Grammar) -> Result<(), GrammarError> {
-    for token in grammar.forced()? {
-        grammar.accept(token)?;
-    }
-    let mut mask = grammar.empty_mask();
-    grammar.mask(&mut mask)
 }
 
 /// An error of the library, fit for a client: without its own appendices, and not endless.

@@ -18,43 +18,46 @@ const MAX_MASK_TIME: Duration = Duration::from_millis(1);
 /// Tokens chosen in all walks together. A grammar whose masks take nothing needs no more.
 const MAX_CHOICES: u64 = 128;
 
-/// What a rehearsal came to.
-#[derive(Debug)]
-pub(super) enum Rehearsed {
-    /// The grammar with what the walks made, at its beginning again.
-    Warm(Grammar),
-    /// It has too many states to keep them.
-    TooHeavy,
-}
-
-/// Walks through a grammar.
+/// A copy of a grammar with the states that some walks through it made, at its beginning; nothing if it has too many to keep
+/// them, or fails on the way.
 ///
 /// # Errors
-/// What the grammar says on a walk; it cannot be used after that.
-pub(super) fn rehearse(mut grammar: Grammar) -> Result<Rehearsed, GrammarError> {
+/// What the grammar says to its first step; it cannot be used then.
+pub(super) fn rehearse(grammar: &Grammar) -> Result<Option<Grammar>, GrammarError> {
+    let mut grammar = grammar.clone();
+    let mut mask = grammar.empty_mask();
+    let is_light = next_mask(&mut grammar, &mut mask)?;
+    Ok(if is_light { walk(grammar, mask).unwrap_or(None) } else { None })
+}
+
+fn walk(mut grammar: Grammar, mut mask: BitMask) -> Result<Option<Grammar>, GrammarError> {
     let deadline = Instant::now() + MAX_TIME;
     let dice = RandomState::with_seeds(0, 1, 2, 3);
-    let mut mask = grammar.empty_mask();
     for roll in 0..MAX_CHOICES {
-        let begin = Instant::now();
-        if begin > deadline {
+        if Instant::now() > deadline {
             break;
-        }
-        for token in grammar.forced()? {
-            grammar.accept(token)?;
-        }
-        if grammar.is_finished() {
-            begin_again(&mut grammar)?;
-        }
-        grammar.mask(&mut mask)?;
-        if begin.elapsed() > MAX_MASK_TIME {
-            return Ok(Rehearsed::TooHeavy);
         }
         let token = choose(&mask, grammar.closing(), dice.hash_one(roll));
         grammar.accept(token)?;
+        if !next_mask(&mut grammar, &mut mask)? {
+            return Ok(None);
+        }
     }
     begin_again(&mut grammar)?;
-    Ok(Rehearsed::Warm(grammar))
+    Ok(Some(grammar))
+}
+
+/// The mask of the next choice, or of the first one where the grammar ends; whether it took no longer than it may.
+fn next_mask(grammar: &mut Grammar, mask: &mut BitMask) -> Result<bool, GrammarError> {
+    let begin = Instant::now();
+    for token in grammar.forced()? {
+        grammar.accept(token)?;
+    }
+    if grammar.is_finished() {
+        begin_again(grammar)?;
+    }
+    grammar.mask(mask)?;
+    Ok(begin.elapsed() <= MAX_MASK_TIME)
 }
 
 fn begin_again(grammar: &mut Grammar) -> Result<(), GrammarError> {

@@ -32,6 +32,12 @@ fn is_inside(char: char) -> bool {
     !matches!(char, '"' | '\\' | '\0'..='\x1f' | '\x7f')
 }
 
+/// How many characters a token has, if each is of a kind.
+fn length(bytes: &[u8], is_of: fn(char) -> bool) -> Option<usize> {
+    let text = std::str::from_utf8(bytes).ok()?;
+    text.chars().all(is_of).then(|| text.chars().count())
+}
+
 /// Tokens that are in a mask together, and all others.
 struct Slice {
     tokens: SimpleVob,
@@ -71,28 +77,22 @@ impl Slices {
         let trie_of = |has: &dyn Fn(&[u8]) -> bool| {
             TokenTrie::new(texts.iter().filter(|(_, bytes)| has(bytes)).map(|&(token, bytes)| (token, bytes)))
         };
+        let is_short = |bytes: &[u8], is_of: fn(char) -> bool| length(bytes, is_of).is_some_and(|len| len <= MAX_RUN);
         let run = |is_of: fn(char) -> bool| {
-            let is_run = |bytes: &[u8], max: usize| {
-                bytes.len() <= max && bytes.iter().all(|&byte| byte.is_ascii() && is_of(byte.into()))
-            };
-            Run {
-                characters: (0..=127).filter(|&byte: &u8| is_of(byte.into())).collect(),
-                up_to: array::from_fn(|max| set_of(&|bytes| is_run(bytes, max))),
-                rest: trie_of(&|bytes| !is_run(bytes, MAX_RUN)),
+            let mut up_to = array::from_fn(|_| vocabulary.alloc_token_set());
+            for &(token, bytes) in &texts {
+                let shortest = length(bytes, is_of).unwrap_or(usize::MAX);
+                up_to.iter_mut().skip(shortest).for_each(|set| set.allow_token(token));
             }
+            let characters = (0..=127).filter(|&byte: &u8| is_of(byte.into())).collect();
+            Run { characters, up_to, rest: trie_of(&|bytes| !is_short(bytes, is_of)) }
         };
-        let is_text = |bytes: &[u8], max: usize| {
-            std::str::from_utf8(bytes).is_ok_and(|text| text.chars().all(is_inside) && text.chars().count() <= max)
-        };
-        let slice = |max: usize| Slice {
-            tokens: set_of(&|bytes| is_text(bytes, max)),
-            rest: trie_of(&|bytes| !is_text(bytes, max)),
-        };
+        let slice = |has: &dyn Fn(&[u8]) -> bool| Slice { tokens: set_of(has), rest: trie_of(&|bytes| !has(bytes)) };
         Slices {
             all: trie_of(&|_| true),
-            any_text: slice(usize::MAX),
-            short_text: slice(MAX_RUN),
-            inside: run(is_inside),
+            any_text: slice(&|bytes| length(bytes, is_inside).is_some()),
+            short_text: slice(&|bytes| is_short(bytes, is_inside)),
+            inside: run(|char| char.is_ascii() && is_inside(char)),
             word: run(|char| char.is_ascii_lowercase()),
             environment: environment.clone(),
         }
