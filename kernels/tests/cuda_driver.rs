@@ -81,7 +81,7 @@ fn launches_reach_the_driver_as_they_were_asked_and_nothing_is_left_behind() {
     assert_eq!(said, "");
     let expected = "\
 softmax_online grid 1 1 1 block 128 1 1 shared 0, first argument 0
-softmax_cooperative grid 88 3 1 block 256 1 1 shared 0 cooperative, first argument 0
+softmax_cooperative grid 49 3 1 block 256 1 1 shared 0 cooperative, first argument 0
 captured softmax_reduce grid 49 3 1 block 256 1 1 shared 0, first argument 0
 captured softmax_normalise grid 49 3 1 block 256 1 1 shared 0, first argument 0
 replayed 2
@@ -96,8 +96,8 @@ fn what_a_driver_cannot_do_is_said() {
     let driver = FakeCuda::new(folder.path());
     let cases = [
         ("no-code", "no code for GPU 0, NVIDIA H200, of compute capability 9.0; build them for it"),
-        ("other-kernels", "from another version of taper: there is no kernel softmax_three_pass"),
-        ("little-memory", "the GPU has no 2405"),
+        ("other-kernels", "from another version of taper: there is no kernel read_stream"),
+        ("little-memory", "the GPU has no 2402048 bytes for rows of a softmax"),
         ("bad-launch", "gives error 700, CUDA_ERROR_ILLEGAL_ADDRESS (other); a kernel of taper went wrong"),
         ("no-device", "finds no GPU"),
     ];
