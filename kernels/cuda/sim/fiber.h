@@ -50,8 +50,10 @@ struct Context {
 
 extern "C" void sim_switch(void** save, void* load);
 
-inline void prepare(Context& context, char* bottom, void (*entry)()) {
-  void** top = reinterpret_cast<void**>(bottom + STACK_BYTES);
+// `below` bytes under the end of the stack, a multiple of 16: were all stacks a whole number of pages apart, their frames would
+// share a few lines of the first cache.
+inline void prepare(Context& context, char* bottom, size_t below, void (*entry)()) {
+  void** top = reinterpret_cast<void**>(bottom + STACK_BYTES - below);
   *--top = nullptr;  // entry's return address: it never returns
   *--top = reinterpret_cast<void*>(entry);
   for (int preserved = 0; preserved < 6; preserved++) *--top = nullptr;
@@ -65,10 +67,10 @@ struct Context {
   ucontext_t context;
 };
 
-inline void prepare(Context& context, char* bottom, void (*entry)()) {
+inline void prepare(Context& context, char* bottom, size_t below, void (*entry)()) {
   getcontext(&context.context);
   context.context.uc_stack.ss_sp = bottom;
-  context.context.uc_stack.ss_size = STACK_BYTES;
+  context.context.uc_stack.ss_size = STACK_BYTES - below;
   context.context.uc_link = nullptr;
   makecontext(&context.context, entry, 0);
 }

@@ -147,7 +147,7 @@ std::unique_ptr<Block> start_block(unsigned number, const Stacks& stacks, unsign
     thread.stack = stacks.bottom(size_t(place) * block->live + i);
     forget_frames(thread.stack);
     thread.context = std::make_unique<Context>();
-    prepare(*thread.context, thread.stack, thread_entry);
+    prepare(*thread.context, thread.stack, i * 320 % 4096, thread_entry);
   }
   return block;
 }
@@ -337,9 +337,8 @@ void warp_operation(uint32_t mask, const void* in, void* out, Where where, WarpO
   warp.lanes[thread.lane] = {mask, where, in, out};
   warp.arrived |= 1u << thread.lane;
   bool complete = (warp.arrived & mask) == mask;
-  for (unsigned other = 0; other < 32; other++) {
-    if (!(warp.arrived & mask & 1u << other)) continue;
-    const Lane& lane = warp.lanes[other];
+  for (uint32_t others = warp.arrived & mask; others; others &= others - 1) {
+    const Lane& lane = warp.lanes[__builtin_ctz(others)];
     if (lane.mask == mask && lane.where == where) continue;
     // The other lane may come here after an operation of its own, unless that one waits for this lane.
     complete = false;
@@ -353,10 +352,9 @@ void warp_operation(uint32_t mask, const void* in, void* out, Where where, WarpO
   }
   operation(warp.lanes, mask);
   warp.arrived &= ~mask;
-  for (unsigned lane = 0; lane < 32; lane++) {
-    if (!(mask >> lane & 1)) continue;
-    Thread& other = thread.block->threads[warp.first_thread + lane];
-    move(other.stores, warp.stores);
+  for (uint32_t lanes = mask; lanes; lanes &= lanes - 1) {
+    Thread& other = thread.block->threads[warp.first_thread + __builtin_ctz(lanes)];
+    if (!other.stores.empty()) move(other.stores, warp.stores);
     if (other.state == State::AtWarp) other.state = State::Ready;
   }
 }
@@ -431,10 +429,6 @@ void copy_async_wait(unsigned left) {
       for (const Copy& copy : groups.front()) land(copy);
     groups.erase(groups.begin());
   }
-}
-
-bool Where::operator==(const Where& other) const {
-  return line == other.line && std::strcmp(operation, other.operation) == 0 && std::strcmp(file, other.file) == 0;
 }
 
 std::string Where::text() const {

@@ -14,8 +14,9 @@
 //
 // Blocks start in shuffled order. Shared memory is filled with NaN when a block starts.
 //
-// Cannot see: races that no schedule of the eight brings out; weak memory beyond __stcg (races.h sees both, in its build);
-// bank conflicts, occupancy, speed; clusters, cooperative grid barriers, programmatic dependent launch.
+// Cannot see: races that none of the eight brings out (there is no happens-before checker); weak memory beyond __stcg, so neither
+// a missing fence on the reader's side nor plain stores that other blocks read; bank conflicts, occupancy, speed. Not there:
+// clusters, mbarrier, TMA, wgmma, programmatic dependent launch.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -58,7 +59,10 @@ struct Where {
   int line;
   Where(const char* operation = "its start", const char* file = __builtin_FILE(), int line = __builtin_LINE())
       : operation(operation), file(file), line(line) {}
-  bool operator==(const Where& other) const;
+  bool operator==(const Where& other) const {
+    const auto same = [](const char* a, const char* b) { return a == b || std::strcmp(a, b) == 0; };
+    return line == other.line && same(operation, other.operation) && same(file, other.file);
+  }
   std::string text() const;
 };
 

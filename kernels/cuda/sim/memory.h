@@ -3,7 +3,7 @@
 // Models: what one block writes with __stcg and another reads with __ldcg is there only after a fence of the writer (or of a
 // thread that a barrier put behind the writer), under the Late schedules; atomic operations act at once. So a missing fence
 // before a ticket lets the last block read what was there before.
-// Cannot see (but races.h can): a missing fence on the reader's side, and plain stores that other blocks read.
+// Cannot see: a missing fence on the reader's side, and plain stores that other blocks read.
 #pragma once
 #include <type_traits>
 

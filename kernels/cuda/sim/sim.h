@@ -2,7 +2,7 @@
 //
 //     machine.h  threads, blocks, the eight schedules       memory.h  barriers, shared memory, atomics, fences, cp.async
 //     warp.h     shuffles and votes                         tensor.h  ldmatrix, mma
-//     types.h    vectors, bfloat16, float16, e4m3           races.h   a checker of happens-before, in builds that ask for it
+//     types.h    vectors, bfloat16, float16, e4m3           fiber.h   stacks and the switch between them
 //
 // A kernel keeps to three rules: shared memory is declared by SHARED or DYNAMIC_SHARED, PTX is called through the functions
 // of namespace ptx (which have a body here and one in ../ptx.cuh), and EXPORT_KERNEL(name) follows its definition.
