@@ -118,10 +118,10 @@ void thread_entry() {
 
 char* shared_memory(size_t bytes, size_t alignment) {
   // No slack behind the last byte, so that the address sanitizer sees the first one beyond it.
-  char* memory = static_cast<char*>(std::aligned_alloc(alignment, std::max<size_t>(bytes, 1)));
-  if (!memory) throw std::bad_alloc();
+  void* memory = nullptr;
+  if (posix_memalign(&memory, alignment, std::max<size_t>(bytes, 1))) throw std::bad_alloc();
   std::memset(memory, 0xff, bytes);  // NaN in every floating-point type
-  return memory;
+  return static_cast<char*>(memory);
 }
 
 std::unique_ptr<Block> start_block(unsigned number, const Stacks& stacks, unsigned place) {

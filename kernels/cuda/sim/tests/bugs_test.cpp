@@ -255,4 +255,4 @@ TEST(a_thread_that_ends_before_its_copies_is_found) {
 
 }  // namespace
 
-int main() { return check::run_all(); }
+int main(int count, char** arguments) { return check::run_all(count, arguments); }

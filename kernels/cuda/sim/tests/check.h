@@ -22,6 +22,8 @@ struct Add {
   Add(const char* name, void (*body)()) { tests().push_back({name, body}); }
 };
 inline int failures = 0;
+// Leaves out what takes long: for sanitizers, and for a look.
+inline bool quick = false;
 
 inline void that(bool holds, const char* file, int line, const std::string& what) {
   if (holds) return;
@@ -29,8 +31,9 @@ inline void that(bool holds, const char* file, int line, const std::string& what
   std::printf("  %s:%d: %s\n", file, line, what.c_str());
 }
 
-// Runs all tests; the exit code.
-inline int run_all() {
+// Runs all tests, with the argument `quick` smaller ones; the exit code.
+inline int run_all(int count, char** arguments) {
+  quick = count > 1 && std::string(arguments[1]) == "quick";
   for (const Test& test : tests()) {
     const int before = failures;
     try {

@@ -200,4 +200,4 @@ TEST(launches_that_CUDA_refuses_are_refused) {
 
 }  // namespace
 
-int main() { return check::run_all(); }
+int main(int count, char** arguments) { return check::run_all(count, arguments); }
