@@ -11,7 +11,7 @@ fn main() {
 mod simulator {
     use std::path::{Path, PathBuf};
 
-    pub fn compile() {
+    pub(crate) fn compile() {
         // Both folders, for files that come or go.
         for folder in ["..", "."] {
             println!("cargo::rerun-if-changed={folder}");

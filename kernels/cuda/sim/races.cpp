@@ -161,8 +161,8 @@ std::string last_barrier(const Entry& entry) {
   const uintptr_t at = granule + unsigned(__builtin_ctz(before.bytes & now.bytes));
   fault("race at " + memory_name(at) + ": " + name(before.kind) + " by block (" + std::to_string(block % grid.x) + ", " +
         std::to_string(block / grid.x % grid.y) + ", " + std::to_string(block / grid.x / grid.y) + ") thread " +
-        std::to_string(thread) + " " + last_barrier(before) + (before.kind == Kind::Copy ? ", not waited for" : "") + ", and " +
-        name(now.kind) + " " + last_barrier(now) + " that nothing orders after it");
+        std::to_string(thread) + " (" + last_barrier(before) + (before.kind == Kind::Copy ? ", not waited for" : "") + ") and " +
+        name(now.kind) + " (" + last_barrier(now) + "), with nothing to order them");
 }
 
 // --- accesses ---

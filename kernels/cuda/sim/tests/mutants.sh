@@ -38,7 +38,7 @@ tests|softmax_common.cuh|__syncthreads();|
 tests|softmax.cu|__syncthreads();|
 tests|softmax.cu|__threadfence();  // the state before the ticket|
 tests|softmax.cu|ptx::add_release(arrived, 1);|atomicAdd(arrived, 1);
-tests|softmax.cu|atomicExch(arrived, 0u);|;
+tests|softmax.cu|atomicExch(arrived, 0u);|(void)0;
 tests|softmax.cu|if (lane == 0) sum_of_warps[warp] = sum;|sum_of_warps[lane] = sum;
 races|softmax_common.cuh|__syncthreads();|
 races|softmax.cu|__syncthreads();|

@@ -37,16 +37,16 @@ void expect(const std::string& kernel, const sim::Launch& launch, const char* me
 const sim::Launch ONE_WARP{1, 32}, ONE_BLOCK{1, 128}, WITH_BUFFERS{1, 128, 1024}, BLOCKS{8, 64};
 
 TEST(a_missing_barrier_between_a_write_and_its_reads_is_found) {
-  expect("sum_of_warps", ONE_BLOCK, "shared memory of_warps", "a write by block (0, 0, 0) thread ", "and a read before any barrier");
+  expect("sum_of_warps", ONE_BLOCK, "shared memory of_warps", "a write by block (0, 0, 0) thread ", "and a read (before any barrier)");
 }
 TEST(a_tile_written_while_another_warp_reads_the_one_before_is_found) {
-  expect("tiles", ONE_BLOCK, "shared memory tile", "after barrier 1, __syncthreads (seeded_races.cu:", "that nothing orders after it");
+  expect("tiles", ONE_BLOCK, "shared memory tile", "after barrier 1, __syncthreads (seeded_races.cu:", "with nothing to order them");
 }
 TEST(a_shuffle_does_not_order_memory) {
   expect("lanes", ONE_WARP, "shared memory exchange", "a write", "a read");
 }
 TEST(a_missing_fence_before_a_ticket_is_found) {
-  expect("fence_before_ticket", BLOCKS, "argument 2 + ", "a write by block (", "and a read after barrier 2");
+  expect("fence_before_ticket", BLOCKS, "argument 2 + ", "a write by block (", "and a read (after barrier 2");
 }
 TEST(a_fence_does_not_cover_what_a_later_barrier_puts_before_the_ticket) {
   expect("fence_before_barrier", BLOCKS, "argument 2 + ", "a write", "a read");
@@ -66,7 +66,7 @@ TEST(a_wait_for_copies_after_the_barrier_is_found) {
   expect("copy_wait_order", WITH_BUFFERS, "dynamic shared memory", "an asynchronous copy", "not waited for");
 }
 TEST(a_copy_into_memory_that_is_still_read_is_found) {
-  expect("copy_refill", WITH_BUFFERS, "dynamic shared memory", "a read", "and an asynchronous copy after barrier");
+  expect("copy_refill", WITH_BUFFERS, "dynamic shared memory", "a read", "and an asynchronous copy (after barrier");
 }
 TEST(writes_to_the_same_bytes_race_and_writes_to_their_neighbours_do_not) {
   expect("halves", ONE_BLOCK, "shared memory small", "a write", "and a write");

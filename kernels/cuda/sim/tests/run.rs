@@ -9,7 +9,7 @@ const ONE_BLOCK: Launch = Launch { grid: [1, 1, 1], block: [128, 1, 1], dynamic_
 /// `softmax_block(x, out, cols)` of rows of `cols`.
 fn softmax(launch: &Launch, schedule: Schedule, seed: u32, x: &[f32], cols: usize) -> Result<Vec<f32>, Fault> {
     let mut out = vec![f32::NAN; x.len()];
-    let (mut from, mut to, mut cols) = (x.as_ptr(), out.as_mut_ptr(), i32::try_from(cols).unwrap());
+    let (mut from, mut to, mut cols) = (x.as_ptr(), out.as_mut_ptr(), cols as i32);
     let mut arguments = [(&raw mut from).cast(), (&raw mut to).cast(), (&raw mut cols).cast()];
     // SAFETY: a pointer to rows of `cols`, one to as much to write, and an int, as the kernel takes them.
     unsafe { run(c"softmax_block", launch, schedule, seed, &mut arguments) }?;
@@ -32,7 +32,8 @@ fn reference(row: &[f32]) -> Vec<f64> {
 fn refused(kernel: &CStr, launch: &Launch, schedule: Schedule, num_arguments: usize) -> String {
     let mut arguments = vec![std::ptr::null_mut::<c_void>(); num_arguments];
     // SAFETY: the launch is refused before an argument is read.
-    unsafe { run(kernel, launch, schedule, 1, &mut arguments) }.unwrap_err().to_string()
+    let refused = unsafe { run(kernel, launch, schedule, 1, &mut arguments) };
+    refused.expect_err("a refusal").to_string()
 }
 
 #[test]

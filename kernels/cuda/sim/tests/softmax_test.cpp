@@ -196,6 +196,22 @@ TEST(hard_rows_have_the_same_right_bits_in_every_schedule) {
   }
 }
 
+// Who comes last at a counter, and what it sees of the others, is a matter of luck.
+TEST(blocks_that_share_a_row_agree_under_many_seeds) {
+  const Row x = hard_rows(500).front().row;
+  const auto agree = [&](const char* name, auto run) {
+    const Row first = run(sim::Schedule::numbered(0));
+    compare(first, x, 256, name);
+    for (unsigned seed = 1; seed <= 8; seed++)
+      for (int number = 0; number < sim::Schedule::COUNT; number++) {
+        const auto schedule = sim::Schedule::numbered(number, seed);
+        CHECK(same_bits(run(schedule), first), name + (" under " + schedule.name()) + ", seed " + std::to_string(seed));
+      }
+  };
+  agree("chunks", [&](const sim::Schedule& schedule) { return in_chunks(x, 500, 63, schedule); });
+  agree("cooperative", [&](const sim::Schedule& schedule) { return cooperative(x, 500, schedule); });
+}
+
 TEST(a_row_has_the_bits_it_has_alone) {
   for (int len : {5, 300, 5000}) {
     if (check::quick && len > 300) break;
