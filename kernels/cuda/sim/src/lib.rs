@@ -7,7 +7,11 @@
 //! Empty without the feature `simulator`, which needs a C++ compiler.
 
 #[cfg(feature = "simulator")]
+mod device;
+#[cfg(feature = "simulator")]
 mod run;
 
+#[cfg(feature = "simulator")]
+pub use device::{Recorded, Sim, differences};
 #[cfg(feature = "simulator")]
 pub use run::{Fault, Launch, Schedule, run, signature};
