@@ -332,7 +332,8 @@ TEST(hard_scores_agree_with_float64_and_references_that_do_not_fit_are_noticed) 
     } runs[] = {{{}, 0}, {{BOUNDED}, hard.bounded}, {{CALIBRATED, 0, -INF, 60}, hard.calibrated}, {{CALIBRATED, 0, -60, 60}, hard.two_sided}};
     const Row online = attend(sequences, spans, {}).out;
     for (const auto& run : runs) {
-      const Answer answer = attend(sequences, spans, run.arm, sim::Schedule::numbered(number++ % 8), number % 4 ? 32 : 1);
+      const auto schedule = sim::Schedule::numbered(number++ % 8);
+      const Answer answer = attend(sequences, spans, run.arm, schedule, number % 4 ? 32 : 1);
       const std::string what = hard.name + (", " + run.arm.name());
       compare_rows(sequences, spans, answer.out, hard.largest_score, 7, what);
       CHECK(answer.recomputed == run.expected, what + ": " + std::to_string(answer.recomputed) + " computed again");
