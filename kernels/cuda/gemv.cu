@@ -31,7 +31,7 @@ __device__ __forceinline__ void products(const float* const (&x)[ROWS], const By
 #pragma unroll
     for (int output = 0; output < OUTPUTS; output++) sums[row][output] = 0.0f;
 
-#pragma unroll 2
+#pragma unroll(ROWS == 1 ? 4 : 1)
   for (int chunk = threadIdx.x % 32; chunk * CHUNK < cols; chunk += 32) {
     float of_w[OUTPUTS][CHUNK], of_x[CHUNK];
 #pragma unroll

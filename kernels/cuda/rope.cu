@@ -129,7 +129,7 @@ EXPORT_KERNEL(rope_angles)
 // Turns q and k of qkv [rows, qkv_width] in place by angles [rows, rotary_dim], and stores k and v at slots. 0 <= rotary_dim <=
 // head_dim, even; kind is 0 for adjacent pairs, 1 for half split.
 #define ROPE_KV_STORE(name, T)                                                                                        \
-  extern "C" __global__ void __launch_bounds__(128)                                                                   \
+  extern "C" __global__ void __launch_bounds__(128, 4)                                                                \
       name(float* qkv, const float* angles, const int* slots, void* layer, int rows, int num_heads, int num_kv_heads, \
            int head_dim, int rotary_dim, int kind) {                                                                  \
     rope_kv_store<T>(qkv, angles, slots, layer, rows, Heads{num_heads, num_kv_heads, head_dim}, rotary_dim, kind);    \
