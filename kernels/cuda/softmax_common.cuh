@@ -19,9 +19,9 @@ __device__ __forceinline__ float score(float x) { return x < LOWEST ? MASKED : x
 // The larger; what is not a number is left out, and returns through the sum.
 __device__ __forceinline__ float larger(float x, float m) { return x > m ? x : m; }
 
-// 2^n of a whole n <= 0; zero from 2^-127 down.
+// 2^n of a whole n; zero from 2^-127 down, and 2^127 from there up.
 __device__ __forceinline__ float power_of_two(float n) {
-  const int exponent = __float2int_rz(fminf(fmaxf(n, -127.0f), 0.0f)) + 127;
+  const int exponent = __float2int_rz(fminf(fmaxf(n, -127.0f), 127.0f)) + 127;
   return __int_as_float(exponent << 23);
 }
 
