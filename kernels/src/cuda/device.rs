@@ -181,10 +181,7 @@ pub trait Device: Send + Sync + 'static {
     ///
     /// # Errors
     /// The first of `launches`, or the device's.
-    fn capture(
-        &self,
-        launches: &mut dyn FnMut() -> Result<(), DeviceError>,
-    ) -> Result<Self::Graph, DeviceError>;
+    fn capture(&self, launches: &mut dyn FnMut() -> Result<(), DeviceError>) -> Result<Self::Graph, DeviceError>;
 
     /// Runs recorded launches: with the arguments that they had, and the memory as it is now.
     ///

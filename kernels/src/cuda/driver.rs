@@ -3,8 +3,8 @@
 use super::device::{Device, DeviceProperties, DevicePtr, Launch, MAX_ARGUMENTS};
 use super::error::{DeviceError, ProbeError};
 use super::kernels::Kernel;
-use super::probe::{DeviceInfo, probe};
 use super::library;
+use super::probe::{DeviceInfo, probe};
 use cudarc::driver::result;
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute as DeviceAttribute, CUevent, CUfunction,
@@ -126,8 +126,7 @@ impl Driver {
                 .attribute(DeviceAttribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
             l2_bytes: info.l2_bytes,
         };
-        let mut driver =
-            Driver { properties, context, module: null_mut(), stream: null_mut(), functions: Vec::new() };
+        let mut driver = Driver { properties, context, module: null_mut(), stream: null_mut(), functions: Vec::new() };
         // SAFETY: the handle is written by the call; the stream is destroyed by `drop`.
         call("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut driver.stream, NON_BLOCKING) })?;
         driver.module = load(image, &info)?;

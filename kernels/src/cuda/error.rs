@@ -119,13 +119,17 @@ pub enum DeviceError {
         free: Option<usize>,
     },
     /// The image has not the kernels of this program.
-    #[error("the CUDA kernels were built from another version of taper: there is no kernel {kernel} in them; build both from one version")]
+    #[error(
+        "the CUDA kernels were built from another version of taper: there is no kernel {kernel} in them; build both from one version"
+    )]
     KernelMissing {
         /// The first one that is missing.
         kernel: String,
     },
     /// The image cannot run on this GPU.
-    #[error("the CUDA kernels have no code for GPU {index}, {name}, of compute capability {compute_capability}; build them for it: TAPER_CUDA_ARCHS names architectures")]
+    #[error(
+        "the CUDA kernels have no code for GPU {index}, {name}, of compute capability {compute_capability}; build them for it: TAPER_CUDA_ARCHS names architectures"
+    )]
     NoCodeForDevice {
         /// Which GPU.
         index: usize,

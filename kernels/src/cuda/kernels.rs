@@ -115,6 +115,18 @@ kernels! {
     GemvQ5K = c"gemv_q5_k", "ppppiiii";
     /// A product of a few rows with a matrix of q6_k.
     GemvQ6K = c"gemv_q6_k", "ppppiiii";
+    /// Attention with all scores of a row in memory, over a cache of bf16: the baseline.
+    AttentionNaiveBf16 = c"attention_naive_bf16", "pppppppiiiif";
+    /// Attention with all scores of a row in memory, over a cache of f16: the baseline.
+    AttentionNaiveF16 = c"attention_naive_f16", "pppppppiiiif";
+    /// Attention with all scores of a row in memory, over a cache of f32: the baseline.
+    AttentionNaiveF32 = c"attention_naive_f32", "pppppppiiiif";
+    /// How large the scores of attention over a cache of bf16 are.
+    ObserveScoresBf16 = c"observe_scores_bf16", "ppppppiiif";
+    /// How large the scores of attention over a cache of f16 are.
+    ObserveScoresF16 = c"observe_scores_f16", "ppppppiiif";
+    /// How large the scores of attention over a cache of f32 are.
+    ObserveScoresF32 = c"observe_scores_f32", "ppppppiiif";
     /// Attention by multiply-adds over a cache of bf16.
     AttentionPlainBf16 = c"attention_plain_bf16", "ppppppppppiiifi";
     /// Attention by multiply-adds over a cache of f16.

@@ -81,10 +81,7 @@ impl Device for Recorder {
         Ok(())
     }
 
-    fn capture(
-        &self,
-        launches: &mut dyn FnMut() -> Result<(), DeviceError>,
-    ) -> Result<Vec<Recorded>, DeviceError> {
+    fn capture(&self, launches: &mut dyn FnMut() -> Result<(), DeviceError>) -> Result<Vec<Recorded>, DeviceError> {
         let before = self.take();
         let outcome = launches();
         let captured = self.take();

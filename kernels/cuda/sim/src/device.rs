@@ -82,10 +82,7 @@ impl Sim {
         let name = launch.kernel.name();
         // SAFETY: the caller's obligation, with the types that `check` has compared.
         let ran = unsafe { run(name, &sim_launch, self.schedule, seed, &mut arguments) };
-        ran.map_err(|fault| DeviceError::Fault {
-            kernel: name.to_string_lossy().into_owned(),
-            text: fault.to_string(),
-        })
+        ran.map_err(|fault| DeviceError::Fault { kernel: name.to_string_lossy().into_owned(), text: fault.to_string() })
     }
 }
 
@@ -155,10 +152,7 @@ impl Device for Sim {
         unsafe { self.run(&launch) }
     }
 
-    fn capture(
-        &self,
-        launches: &mut dyn FnMut() -> Result<(), DeviceError>,
-    ) -> Result<Vec<Recorded>, DeviceError> {
+    fn capture(&self, launches: &mut dyn FnMut() -> Result<(), DeviceError>) -> Result<Vec<Recorded>, DeviceError> {
         let before = self.state().recorded.replace(Vec::new());
         assert!(before.is_none(), "one graph is recorded at a time");
         let outcome = launches();

@@ -1,6 +1,10 @@
 //! The suite that every backend must pass, on the simulator: once whole, and thinned in each of the other schedules.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    dead_code,
+    reason = "a test fails by panicking; the suite has parts for processors alone"
+)]
 
 #[path = "../../../tests/conformance/attention.rs"]
 mod attention;
@@ -26,11 +30,31 @@ fn cuda(schedule: u32) -> Cuda<Sim> {
 }
 
 #[test]
-fn operations_in_schedule_0() {
+fn operations() {
     operations::suite(&cuda(0));
 }
 
 #[test]
-fn attention_in_schedule_0() {
-    attention::suite(&cuda(0));
+fn attention_and_its_baseline() {
+    attention::suite(&cuda(1));
+}
+
+#[test]
+fn references_of_the_softmax() {
+    softmax::suite(&cuda(2));
+}
+
+#[test]
+fn statistics_of_scores() {
+    observe::suite(&cuda(3));
+}
+
+#[test]
+fn bits_of_rows_alone_and_in_company() {
+    bits::suite(&cuda(6));
+}
+
+#[test]
+fn blocks_of_the_cache() {
+    blocks::suite(&cuda(7));
 }

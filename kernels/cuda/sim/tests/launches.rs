@@ -30,7 +30,10 @@ fn reference(row: &[f32]) -> Vec<f64> {
 fn check(out: &[f32], x: &[f32], cols: usize, what: &str) {
     for (row, (out, x)) in out.chunks(cols).zip(x.chunks(cols)).enumerate() {
         for (i, (&y, expected)) in out.iter().zip(reference(x)).enumerate() {
-            assert!((f64::from(y) - expected).abs() <= 1e-5 * expected + 1e-30, "{what}, row {row}, {i}: {y}, {expected}");
+            assert!(
+                (f64::from(y) - expected).abs() <= 1e-5 * expected + 1e-30,
+                "{what}, row {row}, {i}: {y}, {expected}"
+            );
         }
     }
 }

@@ -1,13 +1,14 @@
-//! Attention of a step by `attention_plain_T` (`kernels/cuda/attention_plain.cu`).
+//! Attention of a step by `attention_plain_T`, and the baseline by `attention_naive_T` (`kernels/cuda/attention_*.cu`).
 
 use super::buffer::{Buffer, zeros};
 use super::kv_cache::{KvCache, stored};
+use super::tables::Addresses;
 use super::{Cuda, int};
 use crate::cuda::device::{Argument, Device, DevicePtr};
 use crate::cuda::error::DeviceError;
 use crate::cuda::kernels::Kernel;
 use crate::cuda::memory::Memory;
-use crate::{AttentionParams, HeadLayout, KvDtype, Softmax, StepTables};
+use crate::{AttentionParams, AttentionScheme, HeadLayout, KvDtype, Softmax, StepTables};
 use std::sync::Arc;
 
 /// Splits of a row, at most.
@@ -21,6 +22,9 @@ const RANGES: usize = 256;
 /// Blocks of threads that are wanted for each multiprocessor.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 4;
 
+/// Scores that the baseline holds at once, unless one row has more.
+const MAX_SCORES: usize = 1 << 24;
+
 /// Memory between the blocks of threads of one call.
 pub(super) struct AttentionWork<D: Device> {
     /// `[rows][groups of heads][splits]` states and sums.
@@ -31,6 +35,8 @@ pub(super) struct AttentionWork<D: Device> {
     ranges: Memory<D, f32>,
     /// Rows and heads that were computed again in the last call.
     recomputed: Memory<D, u32>,
+    /// `[rows][heads][longest context]` scores of the baseline.
+    scores: Memory<D, f32>,
 }
 
 impl<D: Device> AttentionWork<D> {
@@ -40,6 +46,7 @@ impl<D: Device> AttentionWork<D> {
             tickets: zeros(device, "tickets of rows", 1)?,
             ranges: zeros(device, "softmax references", 3 * RANGES)?,
             recomputed: zeros(device, "the count of recomputed rows", 1)?,
+            scores: zeros(device, "scores of a step", 1)?,
         })
     }
 
@@ -63,15 +70,70 @@ impl<D: Device> AttentionWork<D> {
     }
 }
 
-/// Attention of every row; how many (row, head) pairs were computed again.
-pub(super) fn attention<D: Device>(
+/// All scores of a row and head in memory, at most so many rows at once as have room.
+fn naive<D: Device>(
     cuda: &Cuda<D>,
-    step: &StepTables,
-    params: AttentionParams<'_>,
-    qkv: &Buffer<D>,
-    cache: &KvCache<D>,
-    out: &mut Buffer<D>,
-) -> Result<u64, DeviceError> {
+    work: &mut AttentionWork<D>,
+    tables: Addresses,
+    call: Call<'_, D>,
+    out: &Buffer<D>,
+) -> Result<(), DeviceError> {
+    let Call { step, params, qkv, cache } = call;
+    let HeadLayout { num_heads, num_kv_heads, head_dim } = params.heads;
+    let stride = step.spans.iter().map(|span| span.context_len).max().unwrap_or(0);
+    let (rows, of_row) = (step.num_rows(), num_heads * stride);
+    let rows_at_once = (MAX_SCORES / of_row.max(1)).clamp(1, rows.max(1));
+    if work.scores.len() < rows_at_once * of_row {
+        work.scores = zeros(&cuda.device, "scores of a step", rows_at_once * of_row)?;
+    }
+    let kernel = match stored(cache.layout.dtype) {
+        KvDtype::BF16 => Kernel::AttentionNaiveBf16,
+        KvDtype::F32 => Kernel::AttentionNaiveF32,
+        KvDtype::F16 | KvDtype::Q8_0 => Kernel::AttentionNaiveF16,
+    };
+    for first in (0..rows).step_by(rows_at_once) {
+        let rows_now = rows_at_once.min(rows - first);
+        let from = |rows_of: Argument, width: usize| rows_of.at(first * width);
+        let arguments = [
+            from(qkv.rows(rows), qkv.cols() * size_of::<f32>()),
+            cache.layer(params.layer),
+            from(tables.positions, size_of::<i32>()),
+            from(tables.table_starts, size_of::<i32>()),
+            tables.block_tables,
+            Argument::Pointer(work.scores.address()),
+            from(out.rows(rows), out.cols() * size_of::<f32>()),
+            int(num_heads),
+            int(num_kv_heads),
+            int(head_dim),
+            int(stride),
+            Argument::F32(params.scale * std::f32::consts::LOG2_E),
+        ];
+        let bytes = 4 * rows_now * of_row * size_of::<f32>();
+        // SAFETY: as in `attention`, for the rows from `first` on; there is room for the scores of `rows_now` rows.
+        unsafe { cuda.launch(kernel, [rows_now, num_heads, 1], 128, &arguments, bytes) };
+    }
+    Ok(())
+}
+
+/// What attention reads.
+pub(super) struct Call<'a, D: Device> {
+    pub(super) step: &'a StepTables,
+    pub(super) params: AttentionParams<'a>,
+    pub(super) qkv: &'a Buffer<D>,
+    pub(super) cache: &'a KvCache<D>,
+}
+
+impl<D: Device> Clone for Call<'_, D> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<D: Device> Copy for Call<'_, D> {}
+
+/// Attention of every row; how many (row, head) pairs were computed again.
+pub(super) fn attention<D: Device>(cuda: &Cuda<D>, call: Call<'_, D>, out: &mut Buffer<D>) -> Result<u64, DeviceError> {
+    let Call { step, params, qkv, cache } = call;
     let HeadLayout { num_heads, num_kv_heads, head_dim } = params.heads;
     let (rows, device) = (step.num_rows(), &cuda.device);
     assert_eq!(qkv.cols(), params.heads.qkv_width(), "qkv holds the heads it is said to");
@@ -80,6 +142,10 @@ pub(super) fn attention<D: Device>(
     let mut work = cuda.work();
     let tables = work.tables.of(device, step)?;
     let work = &mut work.attention;
+    if params.scheme == AttentionScheme::Naive {
+        naive(cuda, work, tables, call, out)?;
+        return Ok(0);
+    }
 
     let groups = num_kv_heads * (num_heads / num_kv_heads).div_ceil(HEADS);
     let wanted = BLOCKS_PER_MULTIPROCESSOR * device.properties().multiprocessors as usize;

@@ -21,7 +21,7 @@ use crate::{
     AttentionParams, Backend, BackendInfo, Error, HeadLayout, KvDtype, KvLayout, MatrixData, Rope, RopeKind,
     ScoreStatistics, StepTables, WeightType,
 };
-use attention::AttentionWork;
+use attention::{AttentionWork, Call};
 use buffer::{to_error, zeros};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -170,7 +170,8 @@ impl<D: Device> Backend for Cuda<D> {
         assert!((from.max(to) as usize) < layout.num_blocks, "blocks {from} and {to} lie in the cache");
         let block = kv_cache::block_bytes(layout);
         let units = |bytes: usize| Argument::U32(u32::try_from(bytes / UNIT).expect("a layer has less than 64 GiB"));
-        let arguments = [cache.layer(0), units(block), units(block * layout.num_blocks), int(from as usize), int(to as usize)];
+        let arguments =
+            [cache.layer(0), units(block), units(block * layout.num_blocks), int(from as usize), int(to as usize)];
         let grid = [block.div_ceil(UNIT * 256).min(64), layout.num_layers, 1];
         // SAFETY: pieces are multiples of 256 bytes and both blocks are in the cache, as was just asserted.
         unsafe { self.launch(Kernel::CopyKvBlock, grid, 256, &arguments, 2 * block * layout.num_layers) };
@@ -191,7 +192,10 @@ impl<D: Device> Backend for Cuda<D> {
 
     fn embed(&self, table: &Matrix<D>, tokens: &[u32], out: &mut Buffer<D>) {
         assert_eq!(out.cols(), table.cols, "a row of the table for each token");
-        assert!(tokens.iter().all(|&token| (token as usize) < table.num_rows()), "token ids are below the table's rows");
+        assert!(
+            tokens.iter().all(|&token| (token as usize) < table.num_rows()),
+            "token ids are below the table's rows"
+        );
         let (rows, cols) = (tokens.len(), table.cols);
         let mut work = self.work();
         let tokens = work.integers(&self.device, tokens).unwrap_or_else(|error| panic!("{error}"));
@@ -224,8 +228,14 @@ impl<D: Device> Backend for Cuda<D> {
     ) {
         let cols = residual.cols();
         assert_eq!((delta.cols(), out.cols()), (cols, cols), "residual, delta and output are equally wide");
-        let arguments =
-            [residual.rows(rows), delta.rows(rows), weight.elements(cols), out.rows(rows), int(cols), Argument::F32(eps)];
+        let arguments = [
+            residual.rows(rows),
+            delta.rows(rows),
+            weight.elements(cols),
+            out.rows(rows),
+            int(cols),
+            Argument::F32(eps),
+        ];
         // SAFETY: all three have `rows` rows of `cols` elements, the weight has `cols`; no two of them are one.
         unsafe { self.launch(Kernel::AddRmsNorm, [rows, 1, 1], 256, &arguments, 4 * rows * cols * FLOAT) };
     }
@@ -291,8 +301,7 @@ impl<D: Device> Backend for Cuda<D> {
         done(work.inv_freq.write(0, &rope.inv_freq));
         let positions = work.integers(&self.device, positions).unwrap_or_else(|error| panic!("{error}"));
         let inv_freq = Argument::Pointer(work.inv_freq.address());
-        let arguments =
-            [positions, inv_freq, out.rows(rows), int(rope.rotary_dim), Argument::F32(rope.magnitude)];
+        let arguments = [positions, inv_freq, out.rows(rows), int(rope.rotary_dim), Argument::F32(rope.magnitude)];
         // SAFETY: positions and frequencies were just uploaded; `out` has a row of `rotary_dim` for each position.
         unsafe { self.launch(Kernel::RopeAngles, [rows, 1, 1], 128, &arguments, rows * rope.rotary_dim * FLOAT) };
     }
@@ -348,7 +357,8 @@ impl<D: Device> Backend for Cuda<D> {
         out: &mut Buffer<D>,
     ) -> u64 {
         step.check(params.heads, cache.layout);
-        attention::attention(self, step, params, qkv, cache, out).unwrap_or_else(|error| panic!("{error}"))
+        let call = Call { step, params, qkv, cache };
+        attention::attention(self, call, out).unwrap_or_else(|error| panic!("{error}"))
     }
 
     fn observe_scores(
@@ -360,7 +370,7 @@ impl<D: Device> Backend for Cuda<D> {
         statistics: &mut [ScoreStatistics],
     ) {
         step.check(params.heads, cache.layout);
-        done(observe::observe_scores(step, params, qkv, cache, statistics));
+        done(observe::observe_scores(self, step, params, qkv, cache, statistics));
     }
 
     fn silu_mul(&self, rows: usize, gate_up: &Buffer<D>, out: &mut Buffer<D>) {
@@ -368,7 +378,9 @@ impl<D: Device> Backend for Cuda<D> {
         assert_eq!(gate_up.cols(), 2 * cols, "a gate and an up for each output");
         let arguments = [gate_up.rows(rows), out.rows(rows), int(cols)];
         // SAFETY: gate_up has `rows` rows of two elements for each of out's.
-        unsafe { self.launch(Kernel::SiluMul, [cols.div_ceil(256), rows, 1], 256, &arguments, 3 * rows * cols * FLOAT) };
+        unsafe {
+            self.launch(Kernel::SiluMul, [cols.div_ceil(256), rows, 1], 256, &arguments, 3 * rows * cols * FLOAT)
+        };
     }
 
     fn add(&self, rows: usize, residual: &mut Buffer<D>, delta: &Buffer<D>) {
@@ -387,6 +399,8 @@ impl<D: Device> Backend for Cuda<D> {
         let picked = self.work().integers(&self.device, rows).unwrap_or_else(|error| panic!("{error}"));
         let arguments = [x, picked, out.rows(num), int(cols)];
         // SAFETY: the rows were just uploaded and lie in x; `out` has as many.
-        unsafe { self.launch(Kernel::GatherRows, [cols.div_ceil(256), num, 1], 256, &arguments, 2 * num * cols * FLOAT) };
+        unsafe {
+            self.launch(Kernel::GatherRows, [cols.div_ceil(256), num, 1], 256, &arguments, 2 * num * cols * FLOAT)
+        };
     }
 }

@@ -48,12 +48,7 @@ impl<D: Device> DeviceTables<D> {
 
     fn upload(&mut self, device: &Arc<D>, step: &StepTables) -> Result<(), DeviceError> {
         let table_starts = step.spans.iter().flat_map(|span| span.rows.clone().map(|_| span.blocks.start as u32));
-        let tables = [
-            step.positions.clone(),
-            step.slots.clone(),
-            table_starts.collect(),
-            step.block_tables.clone(),
-        ];
+        let tables = [step.positions.clone(), step.slots.clone(), table_starts.collect(), step.block_tables.clone()];
         let mut packed: Vec<i32> = Vec::new();
         for (start, table) in self.starts.iter_mut().zip(&tables) {
             packed.resize(packed.len().next_multiple_of(ALIGNMENT), 0);
