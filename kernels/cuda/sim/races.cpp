@@ -134,6 +134,7 @@ const char* name(Kind kind) {
   return "";
 }
 
+// Global memory by the pointer argument that is nearest below: how far an allocation reaches is not known here.
 std::string memory_name(uintptr_t at) {
   const Block& block = *current->block;
   const auto within = [at](const void* memory, size_t bytes) { return at - uintptr_t(memory) < bytes; };

@@ -26,7 +26,7 @@ while IFS='|' read -r judge file text other; do
     make -s -C "$out/cuda/sim" BUILD="$out/build" build TESTS=softmax_test
     test="$out/build/softmax_test"
   fi
-  if "$test" quick > "$out/log" 2>&1; then
+  if "$test" quick > "$out/log" 2>&1 || { [ "$judge" = races ] && ! grep -q "race at " "$out/log"; }; then
     echo "SURVIVED ($judge) $file:$line with \"$other\" for: $text"
     survivors=1
   else
