@@ -8,7 +8,7 @@
 // |------------|-------------------------------------------------------------------|--------------------------------------------------|
 // | ONLINE     | floor of the largest score so far                                 | never                                            |
 // | BOUNDED    | floor(B) - 100, B = |q| max|k| scale log2 e bounds all its scores | not 2^-100 keys <= l < 2^126, or o is not finite |
-// | CALIBRATED | phi of the KV head                                                | a score is not between phi + below and phi + above, or as above |
+// | CALIBRATED | phi of the KV head                                                | a score outside (phi + below, phi + above), or so |
 #pragma once
 #include "softmax_common.cuh"
 #include "step.cuh"

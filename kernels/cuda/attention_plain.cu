@@ -319,9 +319,8 @@ __device__ __forceinline__ void attend(const float* qkv, void* layer, const int*
   SHARED(Shared, memory, 1);
   Shared& shared = memory[0];
   const int row = blockIdx.x, context = positions[row] + 1;
-  if (context <= 0) return;  // nobody's row
   const int len = split_len(context), splits = elements::divided_up(context, len), blocks = min(int(gridDim.z), splits);
-  if (int(blockIdx.z) >= blocks) return;
+  if (int(blockIdx.z) >= blocks) return;  // of nobody's row, all
 
   const int parts = elements::divided_up(heads.group(), HEADS), kv_head = blockIdx.y / parts;
   const int first_head = kv_head * heads.group() + blockIdx.y % parts * HEADS, head_dim = heads.head_dim;

@@ -4,7 +4,8 @@
 // Grid (rows, num_heads), 128 threads; thread t has keys t, t + 128, ... Products as those of attention. Counts are integers, so
 // their order decides nothing.
 //
-// Bytes of a row and query head: sizeof(T) head_dim and an atomic addition for each key. Runs once in a model's life: nothing bounds it.
+// Bytes of a row and query head: sizeof(T) head_dim and an atomic addition for each key. Flops: 2 head_dim per key. The additions
+// bound it; it runs for calibration alone.
 //
 // Launch contract: no dynamic shared memory, no dependent launch; tables and cache as in step.cuh; head_dim <= 256.
 #include "attention.cuh"

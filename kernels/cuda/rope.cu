@@ -11,7 +11,8 @@
 // cache gets in this step does the keys and values for all of them, a warp per row: then one block of threads knows the lengths
 // of them all, and the largest up to each place needs no atomic operation.
 // Some KB a row, in the second-level cache: the launch bounds them (2 us). rope_angles once a step: its float64
-// arithmetic is 1/64 of that of float32 on consumer cards, and there still below a microsecond a row.
+// arithmetic is 1/64 of that of float32 on consumer cards, and there still below a microsecond a row. sincos keeps 40 bytes of
+// stack for angles beyond 2^31.
 //
 // Launch contract of all: no dynamic shared memory, no dependent launch.
 #include "softmax_common.cuh"

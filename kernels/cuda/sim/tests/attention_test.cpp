@@ -77,6 +77,8 @@ struct Span {
 struct Answer {
   Row out;
   unsigned recomputed = 0;
+  // [rows][parts][32][8 (head_dim + 2)], not a number where nothing was left.
+  Row states;
 };
 
 // Tables and fused rows of a step, with a row of nobody at its end.
@@ -102,12 +104,13 @@ Answer attend(Sequences<T>& sequences, const std::vector<Span>& spans, const Arm
   const int rows = step.rows(), parts = layout.num_kv_heads * divided_up(layout.group(), 8);
   Row ranges;
   for (int kv_head = 0; kv_head < layout.num_kv_heads; kv_head++) ranges.insert(ranges.end(), {arm.phi, arm.below, arm.above});
-  Row states(sharing == 1 ? 0 : size_t(rows) * parts * 32 * 8 * (layout.head_dim + 2), NOT_A_NUMBER);
   std::vector<unsigned> tickets(sharing == 1 ? 0 : rows * parts, 0);
-  Answer answer{Row(size_t(rows) * layout.q_width(), NOT_A_NUMBER)};
+  Answer answer;
+  answer.out.assign(size_t(rows) * layout.q_width(), NOT_A_NUMBER);
+  answer.states.assign(sharing == 1 ? 0 : size_t(rows) * parts * 32 * 8 * (layout.head_dim + 2), NOT_A_NUMBER);
   launch((std::string("attention_plain_") + type_name<T>()).c_str(), {dim3(rows, parts, sharing), 128}, schedule, qkv.data(),
          static_cast<void*>(sequences.cache.bytes.data()), step.positions.data(), step.table_starts.data(), step.block_tables.data(),
-         ranges.data(), states.data(), tickets.data(), &answer.recomputed, answer.out.data(), layout.num_heads, layout.num_kv_heads,
+         ranges.data(), answer.states.data(), tickets.data(), &answer.recomputed, answer.out.data(), layout.num_heads, layout.num_kv_heads,
          layout.head_dim, layout.scale() * LOG2_E, arm.arm);
   for (unsigned left : tickets) CHECK(left == 0, "tickets are ready for the next launch");
   for (int i = 0; i < layout.q_width(); i++) CHECK(std::isnan(answer.out[(rows - 1) * layout.q_width() + i]), "nobody's row is left alone");
@@ -209,6 +212,12 @@ TEST(contexts_around_the_borders_of_splits_agree_with_float64) {
   Sequences<__half> sequences(random, {2, 1, 16}, lens);
   std::vector<Span> spans;
   for (size_t i = 0; i < lens.size(); i++) spans.push_back({int(i), lens[i] - 1, lens[i]});
+  const Answer split = attend(sequences, spans, {});
+  for (size_t i = 0; i < lens.size(); i++) {
+    const size_t len = lens[i] <= 2048 ? 64 : lens[i] <= 4096 ? 128 : 256, state = 8 * (16 + 2);
+    for (size_t part = 0; part < 32; part++)
+      CHECK(std::isnan(split.states[(i * 32 + part) * state]) == (part * len >= size_t(lens[i])), "splits of " + std::to_string(lens[i]) + " keys");
+  }
   Row first;
   for (unsigned sharing : {1u, 2u, 7u, 32u})
     for (const Arm& arm : ARMS) {
@@ -320,6 +329,7 @@ TEST(hard_scores_agree_with_float64_and_references_that_do_not_fit_are_noticed) 
       {"all equal", 257, [](int) { return 4.0f; }, 4, 0, 0, 0},
       {"all zero", 257, [](int) { return 0.0f; }, 0, 0, 0, 0},
       {"one hot", 257, [](int i) { return i == 128 ? 59.0f : -59.0f; }, 59, 0, 0, 0},
+      {"all far above", 100, [](int) { return 62.0f; }, 62, 0, 6, 6},
       {"one key", 1, [](int) { return 80.0f; }, 80, 0, 3, 3},
   };
   int number = 0;
@@ -340,6 +350,16 @@ TEST(hard_scores_agree_with_float64_and_references_that_do_not_fit_are_noticed) 
       // All of a row's heads have the same scores here: what was computed again has the bits of running references.
       if (run.expected == 6) CHECK(same_bits(answer.out, online), what);
     }
+  }
+}
+
+TEST(weights_that_could_be_cut_at_the_end_of_the_exponent_are_computed_again) {
+  auto sequences = with_scores<float>(90, [](int) { return 0.0f; }, [](int i) { return i / 1024.0f; });
+  const std::vector<Span> spans = {{0, 89, 90}};
+  const Row online = attend(sequences, spans, {}).out;
+  for (float phi : {-118.0f, -120.0f, -126.0f}) {
+    const Answer answer = attend(sequences, spans, {CALIBRATED, phi, -INF, 127});
+    CHECK(answer.recomputed == (phi < -119 ? 3u : 0u) && same_bits(answer.out, online), "phi " + std::to_string(phi));
   }
 }
 

@@ -27,8 +27,8 @@ TEST(parts_of_a_table_write_the_rows_of_their_own_tokens) {
   const Matrix top(random, weight_types()[0], 5, cols), bottom(random, weight_types()[7], 4, cols);
   const std::vector<int> tokens = {8, 0, 4, 5};
   Row out(4 * cols, NOT_A_NUMBER);
-  launch("embed_f32", {dim3(1, 4), 256}, {}, top.bytes.data(), tokens.data(), out.data(), cols, 0, 5);
   launch("embed_q8_0", {dim3(1, 4), 256}, {}, bottom.bytes.data(), tokens.data(), out.data(), cols, 5, 4);
+  launch("embed_f32", {dim3(1, 4), 256}, {}, top.bytes.data(), tokens.data(), out.data(), cols, 0, 5);
   const Row expected[] = {bottom.row(3), top.row(0), top.row(4), bottom.row(0)};
   for (int i = 0; i < 4; i++) CHECK(same_bits(part(out, i * cols, cols), expected[i]), "token " + std::to_string(tokens[i]));
 }
@@ -37,9 +37,11 @@ TEST(picked_rows_are_copied) {
   Random random(3);
   for (int cols : {1, 50, 256, 1000}) {
     const Row x = uniform(random, 9 * cols);
-    const std::vector<int> picked = {8, 0, 3, 3};
-    Row out(4 * cols, NOT_A_NUMBER);
-    launch("gather_rows", {dim3(divided_up(cols, 256), 4), 256}, sim::Schedule::numbered(cols % 8), x.data(), picked.data(), out.data(), cols);
+    const std::vector<int> picked = {8, 0, 3, 3, -1};
+    Row out(5 * cols, NOT_A_NUMBER);
+    const auto schedule = sim::Schedule::numbered(cols % 8);
+    launch("gather_rows", {dim3(divided_up(cols, 256), 5), 256}, schedule, x.data(), picked.data(), out.data(), cols);
+    CHECK(std::isnan(out[4 * cols]), "nobody's row is left alone");
     for (int i = 0; i < 4; i++) CHECK(same_bits(part(out, i * cols, cols), part(x, picked[i] * cols, cols)), "row");
   }
 }
