@@ -52,12 +52,14 @@ impl Compiler<'_> {
     pub(crate) fn run(&self) -> Result<Vec<Compiled>, String> {
         let cache = self.settings.cache.clone().unwrap_or_else(|| self.settings.out.join("cuda"));
         fs::create_dir_all(&cache).map_err(|error| format!("{}: {error}", cache.display()))?;
-        let entries: Vec<Entry> = self.sources.kernels.iter().map(|source| Entry::new(&cache, self.key(source))).collect();
+        let entries: Vec<Entry> =
+            self.sources.kernels.iter().map(|source| Entry::new(&cache, &self.key(source))).collect();
         let mut compiled: Vec<Option<Compiled>> =
             self.sources.kernels.iter().zip(&entries).map(|(source, entry)| entry.read(&source.name)).collect();
 
         let missing: Vec<usize> = (0..compiled.len()).filter(|&at| compiled[at].is_none()).collect();
-        let mut made = self.compile(&missing.iter().map(|&at| &self.sources.kernels[at]).collect::<Vec<_>>())?.into_iter();
+        let mut made =
+            self.compile(&missing.iter().map(|&at| &self.sources.kernels[at]).collect::<Vec<_>>())?.into_iter();
         for at in missing {
             let file = made.next().ok_or("a file is missing")?;
             entries[at].write(&file).map_err(|error| format!("{}: {error}", cache.display()))?;
@@ -108,8 +110,14 @@ impl Compiler<'_> {
         // In the folder of the sources, so that no name of a folder comes into the code.
         let mut command = Command::new(&self.toolchain.nvcc);
         command.current_dir(&self.settings.sources).args(FLAGS).args(target.nvcc_arguments()).arg(&source.name);
-        let text = output(command.arg("-o").arg(object(scratch, source, target)))
-            .map_err(|words| format!("nvcc {} cannot compile {} for {}: {words}\nTAPER_CUDA_ARCHS=none builds without CUDA kernels", self.toolchain.version, source.path.display(), target.name()))?;
+        let text = output(command.arg("-o").arg(object(scratch, source, target))).map_err(|words| {
+            format!(
+                "nvcc {} cannot compile {} for {}: {words}\nTAPER_CUDA_ARCHS=none builds without CUDA kernels",
+                self.toolchain.version,
+                source.path.display(),
+                target.name()
+            )
+        })?;
         Ok(Log { target: target.name(), seconds: begin.elapsed().as_secs_f64(), text })
     }
 
@@ -175,7 +183,7 @@ struct Entry {
 }
 
 impl Entry {
-    fn new(cache: &Path, key: String) -> Entry {
+    fn new(cache: &Path, key: &str) -> Entry {
         Entry { fatbin: cache.join(format!("{key}.fatbin")), log: cache.join(format!("{key}.log")) }
     }
 

@@ -97,8 +97,10 @@ impl FileReport<'_> {
     /// Kernels by name, each on all targets.
     fn rows(&self) -> impl Iterator<Item = (&str, &Resources)> {
         let targets = self.logs.iter().map(|log| log.target.as_str());
-        let mut rows: Vec<(&str, &Resources)> =
-            targets.zip(&self.resources).flat_map(|(target, list)| list.iter().map(move |used| (target, used))).collect();
+        let mut rows: Vec<(&str, &Resources)> = targets
+            .zip(&self.resources)
+            .flat_map(|(target, list)| list.iter().map(move |used| (target, used)))
+            .collect();
         // Stable: targets keep their order.
         rows.sort_by(|(_, a), (_, b)| a.function.cmp(&b.function));
         rows.into_iter()

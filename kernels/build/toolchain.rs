@@ -96,7 +96,8 @@ fn accept(nvcc: PathBuf, version: &str) -> Result<Toolchain, String> {
 fn version(nvcc: &Path) -> Result<String, String> {
     let answer = Command::new(nvcc).arg("--version").output().map_err(|error| error.to_string())?;
     let text = String::from_utf8_lossy(&answer.stdout);
-    let is_number = |word: &&str| word.split('.').count() >= 2 && word.split('.').all(|part| part.parse::<u32>().is_ok());
+    let is_number =
+        |word: &&str| word.split('.').count() >= 2 && word.split('.').all(|part| part.parse::<u32>().is_ok());
     let number = text.split_whitespace().filter_map(|word| word.strip_prefix('V')).find(is_number);
     number.map(str::to_owned).ok_or_else(|| "it does not answer --version as nvcc does".to_owned())
 }

@@ -169,7 +169,8 @@ fn every_file_is_compiled_for_every_target_into_one_image() {
     let outcome = machine.build();
     let flags = "-O3 -std=c++17 -lineinfo -Xptxas -v";
     let call = |arguments: &str, file: &str| format!("{flags} {arguments} {file}");
-    let (cubin, ptx) = ("-cubin -gencode=arch=compute_90a,code=sm_90a", "-ptx -gencode=arch=compute_80,code=compute_80");
+    let (cubin, ptx) =
+        ("-cubin -gencode=arch=compute_90a,code=sm_90a", "-ptx -gencode=arch=compute_80,code=compute_80");
     let expected = [call(cubin, "one.cu"), call(cubin, "two.cu"), call(ptx, "one.cu"), call(ptx, "two.cu")];
     assert_eq!(machine.calls(), expected);
 
@@ -300,7 +301,10 @@ fn a_compiler_that_is_asked_for_by_name_must_be_there() {
 fn without_a_compiler_the_image_is_empty_and_the_reason_is_kept() {
     let machine = Machine::new();
     let outcome = machine.build();
-    assert_eq!((machine.image().len(), machine.report().as_str()), (0, "none: this build found no nvcc 13.0 or newer\n"));
+    assert_eq!(
+        (machine.image().len(), machine.report().as_str()),
+        (0, "none: this build found no nvcc 13.0 or newer\n")
+    );
     let [warning] = &outcome.warnings[..] else { panic!("{:?}", outcome.warnings) };
     for part in ["pip install --no-deps --target DIR -r kernels/cuda/requirements.txt", "TAPER_CUDA_PACKAGES=DIR"] {
         assert!(warning.contains(part), "{part} in {warning}");

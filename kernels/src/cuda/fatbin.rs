@@ -114,8 +114,12 @@ pub fn describe() -> String {
 
 fn describe_image(image: &Result<Cow<'static, [u8]>, FatbinError>, report: &str) -> String {
     match image {
-        Ok(Cow::Owned(bytes)) => format!("{} KiB, {} modules of {VARIABLE}", bytes.len().div_ceil(1024), modules(bytes).count()),
-        Ok(Cow::Borrowed(_)) | Err(FatbinError::NoKernels { .. }) => report.lines().next().unwrap_or_default().to_owned(),
+        Ok(Cow::Owned(bytes)) => {
+            format!("{} KiB, {} modules of {VARIABLE}", bytes.len().div_ceil(1024), modules(bytes).count())
+        }
+        Ok(Cow::Borrowed(_)) | Err(FatbinError::NoKernels { .. }) => {
+            report.lines().next().unwrap_or_default().to_owned()
+        }
         Err(error) => error.to_string(),
     }
 }
@@ -163,7 +167,9 @@ fn module_len(bytes: &[u8]) -> u64 {
     }
     let Some(header) = bytes.first_chunk::<FATBIN_HEADER>() else { return FATBIN_HEADER as u64 };
     let [_, _, _, _, _, _, head_low, head_high, size @ ..] = *header;
-    u64::from(u16::from_le_bytes([head_low, head_high])).max(FATBIN_HEADER as u64).saturating_add(u64::from_le_bytes(size))
+    u64::from(u16::from_le_bytes([head_low, head_high]))
+        .max(FATBIN_HEADER as u64)
+        .saturating_add(u64::from_le_bytes(size))
 }
 
 #[cfg(test)]
