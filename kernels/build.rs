@@ -4,9 +4,8 @@
 mod build;
 
 use std::env;
-use std::process::ExitCode;
 
-fn main() -> ExitCode {
+fn main() {
     let settings = build::Settings::from_variables(|name| env::var_os(name));
     match settings.and_then(|settings| build::run(&settings)) {
         Ok(outcome) => {
@@ -19,11 +18,12 @@ fn main() -> ExitCode {
             for warning in outcome.warnings {
                 println!("cargo::warning={warning}");
             }
-            ExitCode::SUCCESS
         }
         Err(message) => {
-            eprintln!("{message}");
-            ExitCode::FAILURE
+            // It ends the build.
+            for line in message.lines() {
+                println!("cargo::error={line}");
+            }
         }
     }
 }

@@ -337,15 +337,7 @@ fn doctor_says_what_the_machine_has_and_where_things_are() {
 
     let output = taper(&folder, &["doctor", "--bandwidth-mib", "0", "--isa", "portable"]);
     let text = stdout(&output);
-    for part in [
-        "processor",
-        "memory",
-        "not measured",
-        "portable",
-        "int15x32",
-        "CUDA kernels",
-        "none; `taper pull`",
-    ] {
+    for part in ["processor", "memory", "not measured", "portable", "int15x32", "CUDA kernels", "none; `taper pull`"] {
         assert!(text.contains(part), "{part} in\n{text}");
     }
 }

@@ -162,9 +162,7 @@ fn doctor_describes_the_gpus_or_says_why_there_are_none() {
     assert_eq!(two["devices"][1]["compute_capability"], "9.0");
     assert_eq!(two["devices"][1]["memory_bytes"], 141_u64 << 30);
     let text = doctor("two", "");
-    for part in
-        ["GPU 1, NVIDIA H200", "132 multiprocessors", "141.00 GiB", "L2 50.00 MiB", "CUDA kernels"]
-    {
+    for part in ["GPU 1, NVIDIA H200", "132 multiprocessors", "141.00 GiB", "L2 50.00 MiB", "CUDA kernels"] {
         assert!(text.contains(part), "{part} in\n{text}");
     }
 
