@@ -85,6 +85,7 @@ pub(crate) fn run(settings: &Settings) -> Result<Outcome, String> {
             spills.join("\n  ")
         ));
     }
+    outcome.warnings.extend(report.warnings());
     outcome.warnings.extend(spills);
     write(&settings.out, &image, &report.text(image.len(), settings, &toolchain))?;
     Ok(outcome)

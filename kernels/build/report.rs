@@ -67,6 +67,21 @@ impl<'a> Report<'a> {
         lines
     }
 
+    /// What compilers warn of, without the repetitions of other targets. ptxas calls it an info when it gives up on speed.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let mut lines: Vec<String> = Vec::new();
+        for file in &self.files {
+            let said = file.logs.iter().flat_map(|log| log.text.lines());
+            for line in said.filter(|line| line.contains("warning") || line.contains("Performance Loss")) {
+                let line = format!("{}: {}", file.name, line.trim());
+                if !lines.contains(&line) {
+                    lines.push(line);
+                }
+            }
+        }
+        lines
+    }
+
     /// A line that sums up, the seconds of each file, and the table.
     pub(crate) fn text(&self, image_bytes: usize, settings: &Settings, toolchain: &Toolchain) -> String {
         let mut text = format!("{}\n\nseconds of nvcc\n", summary(image_bytes, settings, toolchain));
@@ -177,9 +192,10 @@ ptxas info    : Compile time = 11.250 ms
 ptxas info    : Compiling entry function 'attention' for 'sm_80'
 ptxas info    : Function properties for attention
     40 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads
+ptxas info    : Used 255 registers, used 0 barriers, 40 bytes cumulative stack size, 372 bytes cmem[0]
+ptxas info    : Compile time = 40.791 ms
 ptxas info    : Function properties for _ZN3foo3barEf
     16 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-ptxas info    : Used 255 registers, used 0 barriers, 40 bytes cumulative stack size, 372 bytes cmem[0]
 ";
 
     fn used(function: &str, registers: u32, [shared, stack, spill_stores, spill_loads]: [u32; 4]) -> Resources {

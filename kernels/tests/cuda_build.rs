@@ -351,15 +351,16 @@ fn said(kernel: &str, target: &str, stores: u32, loads: u32) -> String {
 }
 
 #[test]
-fn spills_are_told_and_forbidden_unless_the_source_says_why() {
+fn warnings_and_spills_are_told_and_spills_forbidden_unless_the_source_says_why() {
     let machine = Machine::with_nvcc().set("TAPER_CUDA_ARCHS", "90a,100,ptx");
     for (target, stores, loads) in [("sm_90a", 0, 0), ("sm_100", 8, 12)] {
-        let log = said("gemv", target, 0, 0) + &said("flat_gemm", target, stores, loads);
+        let warning = "two.cuh(7): warning #177-D: variable \"x\" is not used\n";
+        let log = warning.to_owned() + &said("gemv", target, 0, 0) + &said("flat_gemm", target, stores, loads);
         machine.write(&format!("path/one.cu.{target}.log"), &log);
     }
     let outcome = machine.build();
     let spill = "one.cu: flat_gemm spills registers: sm_100 8 bytes stored, 12 loaded";
-    assert_eq!(outcome.warnings, [spill]);
+    assert_eq!(outcome.warnings, ["one.cu: two.cuh(7): warning #177-D: variable \"x\" is not used", spill]);
     assert!(outcome.variables.contains(&"TAPER_DENY_SPILLS"));
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let table: Vec<_> = machine.report().lines().map(words).filter(|words| words.len() == 7).collect();
