@@ -154,21 +154,24 @@ fn doctor_describes_the_gpus_or_says_why_there_are_none() {
     let gpu = |machine: &str| serde_json::from_str::<Value>(&doctor(machine, "--json")).unwrap()["gpu"].clone();
 
     let two = gpu("two");
-    assert_eq!((&two["cuda"], &two["problem"], &two["in_this_build"]), (&"13.0".into(), &Value::Null, &false.into()));
+    assert_eq!((&two["cuda"], &two["problem"]), (&"13.0".into(), &Value::Null));
+    let kernels = two["kernels"].as_str().unwrap();
+    assert_eq!(two["in_this_build"], !kernels.starts_with("none: "), "{kernels}");
     assert_eq!(two["devices"].as_array().unwrap().len(), 2);
     assert_eq!(two["devices"][1]["name"], "NVIDIA H200");
     assert_eq!(two["devices"][1]["compute_capability"], "9.0");
     assert_eq!(two["devices"][1]["memory_bytes"], 141_u64 << 30);
     let text = doctor("two", "");
-    for part in
-        ["GPU 1, NVIDIA H200", "132 multiprocessors", "141.00 GiB", "L2 50.00 MiB", "no CUDA kernels in this build"]
-    {
+    for part in ["GPU 1, NVIDIA H200", "132 multiprocessors", "141.00 GiB", "L2 50.00 MiB", "CUDA kernels"] {
         assert!(text.contains(part), "{part} in\n{text}");
     }
 
     let old = gpu("old-driver");
     assert!(old["problem"].as_str().unwrap().contains("CUDA 12.9") && old["devices"] == serde_json::json!([]), "{old}");
     assert!(doctor("old-driver", "").contains("CUDA 12.9"));
+    let said = on(&driver, "", &folder, "doctor --kernels");
+    let said = String::from_utf8(said.stdout).unwrap();
+    assert_eq!(said.lines().next(), Some(kernels), "the report of the build, which begins with the line of the table");
     let full = gpu("out-of-memory");
     assert!(full["devices"][0]["problem"].as_str().unwrap().contains("out of memory"), "{full}");
 }

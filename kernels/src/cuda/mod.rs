@@ -2,8 +2,8 @@
 //! or to start. [`probe()`] says whether a GPU can be used, and if not, why.
 //!
 //! A [`Device`] is what kernels are launched on: [`Driver`] is a GPU, [`Recorder`] counts, and the simulator in
-//! `kernels/cuda/sim` runs the same kernels on the CPU for tests. Kernels are CUDA C++ in `kernels/cuda`; a file here for each
-//! family of them holds its launches and asserts what they ask for.
+//! `kernels/cuda/sim` runs the same kernels on the CPU for tests. Kernels are CUDA C++ in `kernels/cuda`, and [`fatbin`] has
+//! them compiled; a file here for each family of them holds its launches and asserts what they ask for. [`Cuda`] is the backend.
 //!
 //! cudarc panics where a library or one of its functions is missing. So its driver functions are called behind
 //! `library::require` only.
@@ -12,6 +12,7 @@ mod backend;
 mod device;
 mod driver;
 mod error;
+pub mod fatbin;
 mod kernels;
 mod library;
 mod memory;
