@@ -372,6 +372,6 @@ fn warnings_and_spills_are_told_and_spills_forbidden_unless_the_source_says_why(
     assert!(failure.contains(spill) && failure.contains("// spill: KERNEL sm_90a: why"), "{failure}");
     machine.write("kernels/cuda/one.cu", "// spill: flat_gemm sm_100: two registers, before the loop\n");
     let outcome = machine.build();
-    assert!(outcome.warnings.is_empty() && !outcome.variables.contains(&"TAPER_DENY_SPILLS"), "{outcome:?}");
+    assert!(outcome.warnings.len() == 1 && !outcome.variables.contains(&"TAPER_DENY_SPILLS"), "{outcome:?}");
     assert!(machine.report().contains("flat_gemm"));
 }
