@@ -34,6 +34,8 @@ class Stacks {
   ~Stacks() { munmap(memory_, bytes_); }
   Stacks(const Stacks&) = delete;
   size_t count() const { return count_; }
+  const void* memory() const { return memory_; }
+  size_t bytes() const { return bytes_; }
   char* bottom(size_t index) const { return memory_ + index * (STACK_BYTES + GUARD_BYTES) + GUARD_BYTES; }
 
  private:

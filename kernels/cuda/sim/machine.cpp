@@ -87,6 +87,7 @@ void move(Stores& from, Stores& to) {
 }
 
 void release_barrier(Block& block) {
+  races::barrier(block);
   block.last_votes = block.votes;
   block.last_arrived = block.arrived;
   block.votes = block.arrived = 0;
@@ -110,7 +111,13 @@ void end_thread() {
 
 void thread_entry() {
   after_switch(nullptr, &grid->host_stack, &grid->host_stack_bytes);
-  (*grid->body)();
+  std::string error;
+  try {
+    (*grid->body)();
+  } catch (const std::exception& thrown) {
+    error = thrown.what();
+  }
+  if (!error.empty()) fault(error);
   end_thread();
   leave();
   std::abort();  // nobody runs a thread that ended
@@ -156,8 +163,12 @@ void end_block(Block& block) {
   for (Warp& warp : block.warps) move(warp.stores, block.stores);
   for (Thread& thread : block.threads) move(thread.stores, block.stores);
   move(block.stores, grid->stores);
-  std::free(block.dynamic_shared);
-  for (auto& [name, memory] : block.static_shared) std::free(memory);
+  const auto release = [](const Memory& memory) {
+    races::forget(memory.begin, memory.bytes);
+    std::free(memory.begin);
+  };
+  release({block.dynamic_shared, grid->launch->dynamic_shared});
+  for (const auto& [name, memory] : block.static_shared) release(memory);
 }
 
 struct Progress {
@@ -230,15 +241,14 @@ std::string positions() {
 
 void check(const Launch& launch) {
   const size_t threads = launch.block.count();
-  if (threads == 0 || threads > 1024 || launch.grid.count() == 0 || launch.grid.y > 65535 || launch.grid.z > 65535 ||
-      launch.dynamic_shared > MOST_SHARED)
+  if (threads == 0 || threads > 1024 || launch.block.z > 64 || launch.grid.count() == 0 || launch.grid.x > 0x7fffffff ||
+      launch.grid.y > 65535 || launch.grid.z > 65535 || launch.dynamic_shared > MOST_SHARED)
     throw Fault("a launch of " + std::to_string(launch.grid.count()) + " blocks of " + std::to_string(threads) +
                 " threads with " + std::to_string(launch.dynamic_shared) + " bytes of shared memory is refused by CUDA");
 }
 
-}  // namespace
-
-void run(const Launch& launch, const Schedule& schedule, const std::function<void()>& body) {
+void run_grid(const Launch& launch, const Schedule& schedule, const std::function<void()>& body, const std::string& signature,
+              void** arguments) {
   check(launch);
   const unsigned blocks = unsigned(launch.grid.count());
   const bool mixes = schedule.order == Order::Random || schedule.order == Order::Lockstep;
@@ -250,6 +260,7 @@ void run(const Launch& launch, const Schedule& schedule, const std::function<voi
     kept = std::make_unique<Stacks>(places * launch.block.count());
   }
   const Stacks& stacks = *kept;
+  races::begin(stacks.memory(), stacks.bytes(), blocks, signature, arguments);
   Grid running{&launch, schedule, &body, std::mt19937(schedule.seed), {}, {}, nullptr, nullptr, 0, {}, {}};
   grid = &running;
   std::vector<unsigned> order(blocks);
@@ -287,6 +298,12 @@ void run(const Launch& launch, const Schedule& schedule, const std::function<voi
   drain(running.stores);
   grid = nullptr;
   if (!running.error.empty()) throw Fault(running.error);
+}
+
+}  // namespace
+
+void run(const Launch& launch, const Schedule& schedule, const std::function<void()>& body) {
+  run_grid(launch, schedule, body, "", nullptr);
 }
 
 const Launch& current_launch() { return *grid->launch; }
@@ -359,21 +376,24 @@ void warp_operation(uint32_t mask, const void* in, void* out, Where where, WarpO
   }
 }
 
+void order_lanes(Lane*, uint32_t mask) { races::lanes_meet(*current->block, *current->warp, mask); }
+
 char* dynamic_shared() { return current->block->dynamic_shared; }
 
-char* static_shared(const void* name, size_t bytes, size_t alignment) {
+char* static_shared(const char* name, size_t bytes, size_t alignment) {
   Block& block = *current->block;
-  char*& memory = block.static_shared[name];
-  if (!memory) {
+  Memory& memory = block.static_shared[name];
+  if (!memory.begin) {
     block.static_bytes += bytes;
     if (block.static_bytes > MOST_STATIC_SHARED || block.static_bytes + grid->launch->dynamic_shared > MOST_SHARED)
       fault("a block asks for more shared memory than there is");
-    memory = shared_memory(bytes, std::max<size_t>(alignment, 16));
+    memory = {shared_memory(bytes, std::max<size_t>(alignment, 16)), bytes};
   }
-  return memory;
+  return memory.begin;
 }
 
 void store_for_grid(void* to, const void* from, unsigned count) {
+  races::write(to, count);
   if (grid->schedule.landing == Landing::Early) {
     std::memcpy(to, from, count);
     return;
@@ -384,6 +404,7 @@ void store_for_grid(void* to, const void* from, unsigned count) {
 }
 
 void load_from_grid(void* to, const void* from, unsigned count) {
+  races::read(from, count);
   std::memcpy(to, from, count);
   // A thread sees its own stores, and those that a barrier put before it.
   for (const Stores* stores : {&current->block->stores, &current->warp->stores, &current->stores})
@@ -391,13 +412,18 @@ void load_from_grid(void* to, const void* from, unsigned count) {
       if (store.to == from && store.count == count) std::memcpy(to, store.bytes, count);
 }
 
-void fence() {
-  // What was stored is seen from the end of the fence on; until then others go ahead.
+void publish_stores() {
+  // What was stored is seen from here on; until then others go ahead.
   const bool pending = !current->block->stores.empty() || !current->warp->stores.empty() || !current->stores.empty();
   for (unsigned delay = pending ? grid->random() % 4 : 0; delay > 0; delay--) pause(false);
   drain(current->block->stores);
   drain(current->warp->stores);
   drain(current->stores);
+}
+
+void fence() {
+  publish_stores();
+  races::fence();
 }
 
 namespace {
@@ -413,6 +439,7 @@ void copy_async(void* to, const void* from, unsigned count, unsigned valid) {
   if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % count)
     fault("an asynchronous copy is not aligned to its size");
   const Copy copy{static_cast<char*>(to), static_cast<const char*>(from), count, valid};
+  races::copy_begins(copy);
   if (grid->schedule.landing == Landing::Early) land(copy);
   current->open_copies.push_back(copy);
 }
@@ -425,8 +452,10 @@ void copy_async_commit() {
 void copy_async_wait(unsigned left) {
   auto& groups = current->copy_groups;
   while (groups.size() > left) {
-    if (grid->schedule.landing == Landing::Late)
-      for (const Copy& copy : groups.front()) land(copy);
+    for (const Copy& copy : groups.front()) {
+      races::copy_ends(copy);
+      if (grid->schedule.landing == Landing::Late) land(copy);
+    }
     groups.erase(groups.begin());
   }
 }
@@ -442,14 +471,19 @@ std::string Schedule::name() const {
 }
 
 std::map<std::string, Kernel>& kernels() {
-  static std::map<std::string, Kernel> table;
+  static auto& table = *new std::map<std::string, Kernel>;  // outlives all that was registered
   return table;
 }
 
 void run(const std::string& kernel, const Launch& launch, const Schedule& schedule, void** arguments) {
   const auto found = kernels().find(kernel);
   if (found == kernels().end()) throw Fault("there is no kernel " + kernel);
-  run(launch, schedule, [&] { found->second.call(arguments); });
+  const Kernel& called = found->second;
+  try {
+    run_grid(launch, schedule, [&] { called.call(called.function, arguments); }, called.signature, arguments);
+  } catch (const Fault& fault) {
+    throw Fault(kernel + ": " + fault.what());
+  }
 }
 
 }  // namespace sim

@@ -14,9 +14,9 @@
 //
 // Blocks start in shuffled order. Shared memory is filled with NaN when a block starts.
 //
-// Cannot see: races that none of the eight brings out (there is no happens-before checker); weak memory beyond __stcg, so neither
-// a missing fence on the reader's side nor plain stores that other blocks read; bank conflicts, occupancy, speed. Not there:
-// clusters, mbarrier, TMA, wgmma, programmatic dependent launch.
+// Cannot see: races that none of the eight brings out; weak memory beyond __stcg, so neither a missing fence on the reader's side
+// nor plain stores that other blocks read. `make races` sees all three (races.h). Nothing here sees bank conflicts, occupancy,
+// speed. Not there: clusters, mbarrier, TMA, wgmma, programmatic dependent launch.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "fiber.h"
+#include "races.h"
 #include "types.h"
 
 namespace sim {
@@ -100,6 +101,7 @@ struct Thread {
   Stores stores;
   std::vector<Copy> open_copies;               // since the last commit
   std::vector<std::vector<Copy>> copy_groups;  // committed, not waited for
+  races::Clock clock;
 };
 
 // What a lane brings to a warp operation, and where its result goes.
@@ -115,6 +117,13 @@ struct Warp {
   Lane lanes[32];
   Stores stores;
   unsigned first_thread = 0, number = 0;
+  races::WarpClock clock;
+};
+
+// An array of shared memory.
+struct Memory {
+  char* begin;
+  size_t bytes;
 };
 
 struct Block {
@@ -126,7 +135,7 @@ struct Block {
   Where barrier;  // where those who arrived stand
   Stores stores;
   char* dynamic_shared = nullptr;
-  std::map<const void*, char*> static_shared;
+  std::map<const char*, Memory> static_shared;
   size_t static_bytes = 0;
 };
 
@@ -157,13 +166,17 @@ unsigned barrier_threads();
 // The lanes of `mask` meet here; the last one to arrive evaluates the operation for all.
 using WarpOperation = void (*)(Lane* lanes, uint32_t mask);
 void warp_operation(uint32_t mask, const void* in, void* out, Where where, WarpOperation operation);
+// What __syncwarp evaluates: it alone orders memory.
+void order_lanes(Lane* lanes, uint32_t mask);
 
 char* dynamic_shared();
-// The block's memory of a SHARED declaration, named by an address that is its own.
-char* static_shared(const void* name, size_t bytes, size_t alignment);
+// The block's memory of a SHARED declaration; the address of the name is that declaration's own.
+char* static_shared(const char* name, size_t bytes, size_t alignment);
 
 void store_for_grid(void* to, const void* from, unsigned count);
 void load_from_grid(void* to, const void* from, unsigned count);
+// What this thread stored for the grid, or a barrier put before it, is seen by all.
+void publish_stores();
 void fence();
 
 void copy_async(void* to, const void* from, unsigned count, unsigned valid);
@@ -172,7 +185,8 @@ void copy_async_wait(unsigned left);
 
 // Kernels by name, with cuLaunchKernel's arguments: addresses of the values.
 struct Kernel {
-  std::function<void(void**)> call;
+  void (*function)();  // of the type that `call` knows
+  void (*call)(void (*function)(), void** arguments);
   std::string signature;  // a letter per argument: p pointer, u/i 32 bits, U/I 64 bits, f float, s struct
 };
 std::map<std::string, Kernel>& kernels();

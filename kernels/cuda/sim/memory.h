@@ -3,7 +3,7 @@
 // Models: what one block writes with __stcg and another reads with __ldcg is there only after a fence of the writer (or of a
 // thread that a barrier put behind the writer), under the Late schedules; atomic operations act at once. So a missing fence
 // before a ticket lets the last block read what was there before.
-// Cannot see: a missing fence on the reader's side, and plain stores that other blocks read.
+// Cannot see: a missing fence on the reader's side, and plain stores that other blocks read; races.h does.
 #pragma once
 #include <type_traits>
 
@@ -21,9 +21,9 @@ inline int __syncthreads_and(int vote, sim::Where where = "__syncthreads_and") {
 }
 
 // `SHARED(float, name, 32);` is `__shared__ float name[32];`, and in the simulator a pointer to as much of the block's memory.
-#define SHARED(T, name, count)            \
-  static const char sim_name_##name = 0; \
-  T* const name = reinterpret_cast<T*>(::sim::static_shared(&sim_name_##name, sizeof(T) * (count), alignof(T)))
+#define SHARED(T, name, count)                \
+  static const char sim_name_##name[] = #name; \
+  T* const name = reinterpret_cast<T*>(::sim::static_shared(sim_name_##name, sizeof(T) * (count), alignof(T)))
 // `DYNAMIC_SHARED(float, name);`: the memory whose size the launch gives, aligned to 1024 bytes.
 #define DYNAMIC_SHARED(T, name) T* const name = reinterpret_cast<T*>(::sim::dynamic_shared())
 
@@ -33,9 +33,10 @@ inline void __threadfence_block() {}
 namespace sim {
 
 // Reads, replaces by `f` of it, returns what was read.
-template <class T, class F> T atomic(T* at, F f, Where where) {
+template <class T, class F> SIM_UNCHECKED T atomic(T* at, F f, Where where) {
   current->where = where;
   pause(false);
+  races::update(at, sizeof(T));
   const T old = *at;
   *at = f(old);
   pause(false);
@@ -80,14 +81,16 @@ template <class T> void __stcs(T* to, std::common_type_t<T> value) { *to = value
 namespace ptx {
 
 // ld.acquire.gpu: for waiting until another block has written.
-inline unsigned load_acquire(const unsigned* from, sim::Where where = "load_acquire") {
+SIM_UNCHECKED inline unsigned load_acquire(const unsigned* from, sim::Where where = "load_acquire") {
   sim::current->where = where;
   sim::pause(true);
+  sim::races::acquire(from, sizeof *from);
   return *from;
 }
 // red.release.gpu.add: what this thread wrote or saw before is visible to who acquires the sum.
 inline void add_release(unsigned* at, unsigned value, sim::Where where = "add_release") {
-  sim::fence();
+  sim::publish_stores();
+  sim::races::release(at);
   sim::atomic(at, [&](unsigned old) { return old + value; }, where);
 }
 

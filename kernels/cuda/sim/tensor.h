@@ -10,7 +10,7 @@ namespace sim {
 
 // Four 8 x 8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8. Lane l receives of each
 // matrix elements 2 (l % 4) and the next of row l / 4; transposed, those of column l / 4.
-template <bool TRANSPOSED> void load_matrices(Lane* lanes, uint32_t) {
+template <bool TRANSPOSED> SIM_UNCHECKED void load_matrices(Lane* lanes, uint32_t) {
   for (unsigned lane = 0; lane < 32; lane++)
     if (reinterpret_cast<uintptr_t>(lanes[lane].in) % 16) fault("a row of ldmatrix is not aligned to 16 bytes");
   for (unsigned lane = 0; lane < 32; lane++)
@@ -28,7 +28,7 @@ struct Fragments {
 };
 
 // D (16 x 8) += A (16 x 16, rows) * B (16 x 8, columns).
-template <class Element, float (*TO_FLOAT)(Element)> void multiply_matrices(Lane* lanes, uint32_t) {
+template <class Element, float (*TO_FLOAT)(Element)> SIM_UNCHECKED void multiply_matrices(Lane* lanes, uint32_t) {
   const auto element = [](uint32_t pair, unsigned half) {
     Element bits;
     bits.bits = uint16_t(pair >> 16 * half);
@@ -57,10 +57,12 @@ template <class Element, float (*TO_FLOAT)(Element)> void multiply_matrices(Lane
 namespace ptx {
 
 inline void ldmatrix_x4(uint32_t (&to)[4], const void* row, sim::Where where = "ldmatrix_x4") {
+  sim::races::read(row, 16);
   sim::warp_operation(0xffffffff, row, to, where, sim::load_matrices<false>);
 }
 inline void ldmatrix_x4_transposed(uint32_t (&to)[4], const void* row,
                                    sim::Where where = "ldmatrix_x4_transposed") {
+  sim::races::read(row, 16);
   sim::warp_operation(0xffffffff, row, to, where, sim::load_matrices<true>);
 }
 inline void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],

@@ -12,7 +12,7 @@ struct ShuffleInput {
   unsigned source;
 };
 
-inline void shuffle_lanes(Lane* lanes, uint32_t mask) {
+SIM_UNCHECKED inline void shuffle_lanes(Lane* lanes, uint32_t mask) {
   for (unsigned lane = 0; lane < 32; lane++) {
     if (!(mask >> lane & 1)) continue;
     const unsigned source = static_cast<const ShuffleInput*>(lanes[lane].in)->source;
@@ -31,7 +31,7 @@ template <class T> T shuffle(uint32_t mask, T value, unsigned source, Where wher
   return value;
 }
 
-inline void ballot_lanes(Lane* lanes, uint32_t mask) {
+SIM_UNCHECKED inline void ballot_lanes(Lane* lanes, uint32_t mask) {
   uint32_t votes = 0;
   for (unsigned lane = 0; lane < 32; lane++)
     if ((mask >> lane & 1) && *static_cast<const bool*>(lanes[lane].in)) votes |= 1u << lane;
@@ -45,7 +45,7 @@ inline uint32_t ballot(uint32_t mask, bool vote, Where where) {
   return votes;
 }
 
-inline unsigned lane() { return current->lane; }
+SIM_UNCHECKED inline unsigned lane() { return current->lane; }
 
 }  // namespace sim
 
@@ -82,7 +82,7 @@ inline int __all_sync(uint32_t mask, int vote, sim::Where where = "__all_sync") 
   return sim::ballot(mask, vote, where) == mask;
 }
 inline void __syncwarp(uint32_t mask = 0xffffffff, sim::Where where = "__syncwarp") {
-  sim::ballot(mask, true, where);
+  sim::warp_operation(mask, nullptr, nullptr, where, sim::order_lanes);
 }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }

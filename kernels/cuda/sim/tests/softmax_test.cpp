@@ -137,6 +137,7 @@ std::vector<Named> hard_rows(int len) {
   add("masked by a large number", [&](int i) { return i % 3 == 1 ? std::numeric_limits<float>::lowest() : wave(i); });
   add("all masked", [&](int) { return -INF; });
   add("subnormal scores", [&](int i) { return i % 2 ? 1e-40f : -1e-40f; });
+  if (check::quick) rows.erase(rows.begin() + 2, rows.end() - 3);
   return rows;
 }
 
@@ -172,7 +173,8 @@ void compare_all(const Softmax& kernel, const std::vector<Named>& rows, const Ro
 
 TEST(hard_rows_of_all_lengths_agree_with_float64) {
   int number = 0;
-  for (int len : {1, 2, 3, 7, 8, 31, 32, 33, 127, 128, 129, 255, 256, 257, 511, 1023, 1025, 3000}) {
+  for (int len : {1, 33, 257, 1025, 2, 3, 7, 8, 31, 32, 127, 128, 129, 255, 256, 511, 1023, 3000}) {
+    if (check::quick && number == 4) break;
     const auto rows = hard_rows(len);
     const auto schedule = sim::Schedule::numbered(number++ % 8);
     for (const Softmax& kernel : KERNELS) compare_all(kernel, rows, kernel.run(joined(rows), len, schedule), schedule);
@@ -194,8 +196,25 @@ TEST(hard_rows_have_the_same_right_bits_in_every_schedule) {
   }
 }
 
+// Who comes last at a counter, and what it sees of the others, is a matter of luck.
+TEST(blocks_that_share_a_row_agree_under_many_seeds) {
+  const Row x = hard_rows(500).front().row;
+  const auto agree = [&](const char* name, auto run) {
+    const Row first = run(sim::Schedule::numbered(0));
+    compare(first, x, 256, name);
+    for (unsigned seed = 1; seed <= 8; seed++)
+      for (int number = 0; number < sim::Schedule::COUNT; number++) {
+        const auto schedule = sim::Schedule::numbered(number, seed);
+        CHECK(same_bits(run(schedule), first), name + (" under " + schedule.name()) + ", seed " + std::to_string(seed));
+      }
+  };
+  agree("chunks", [&](const sim::Schedule& schedule) { return in_chunks(x, 500, 63, schedule); });
+  agree("cooperative", [&](const sim::Schedule& schedule) { return cooperative(x, 500, schedule); });
+}
+
 TEST(a_row_has_the_bits_it_has_alone) {
   for (int len : {5, 300, 5000}) {
+    if (check::quick && len > 300) break;
     const auto rows = hard_rows(len);
     const Row x = joined(rows);
     for (const Softmax& kernel : KERNELS) {
@@ -214,6 +233,7 @@ TEST(not_a_number_and_plus_infinity_spoil_their_own_row_alone) {
     for (float bad : {NOT_A_NUMBER, INF})
       for (int len : {1, 40, 600, 3000})
         for (int place : {0, len / 2, len - 1}) {
+          if (check::quick && (len > 40 || place != len / 2)) continue;
           Row x(3 * len);
           for (int i = 0; i < 3 * len; i++) x[i] = float(i % 7);
           const Row row(x.begin(), x.begin() + len), row_after(x.begin() + 2 * len, x.end());
@@ -230,7 +250,7 @@ TEST(not_a_number_and_plus_infinity_spoil_their_own_row_alone) {
 
 TEST(rows_that_are_all_masked_are_zeros) {
   for (const Softmax& kernel : KERNELS)
-    for (int len : {1, 16, 300, 9000})
+    for (int len : {1, 16, check::quick ? 30 : 300, check::quick ? 90 : 9000})
       for (float y : kernel.run(Row(len, -INF), len, {})) CHECK(y == 0, kernel.name);
 }
 
@@ -253,8 +273,10 @@ TEST(random_rows_of_random_lengths_agree_with_float64) {
 
 TEST(chunks_of_any_length_give_the_row_up_to_rounding) {
   for (const Named& row : hard_rows(1500))
-    for (int chunk_len : {1, 7, 256, 1499, 1500, 4000})
+    for (int chunk_len : {256, 1499, 1500, 4000, 7, 1}) {
+      if (check::quick && chunk_len < 256) break;
       compare(in_chunks(row.row, 1500, chunk_len, sim::Schedule::numbered(2)), row.row, 256, row.name + " in chunks of " + std::to_string(chunk_len));
+    }
 }
 
 }  // namespace
