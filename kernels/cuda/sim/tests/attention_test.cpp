@@ -283,6 +283,32 @@ TEST(what_lies_behind_a_row_does_not_matter) {
     CHECK(same_bits(attend(sequences, {{0, 90, 100}}, arm).out, attend(longer, {{0, 90, 100}}, arm).out), arm.name());
 }
 
+template <class T> void stored_rows_are_what_attention_reads() {
+  Random random(11);
+  const Layout layout{6, 2, 40};
+  const std::vector<int> lens = {130, 64, 1};
+  Sequences<T> by_hand(random, layout, lens), by_kernel = by_hand;
+  std::fill(by_kernel.cache.bytes.begin(), by_kernel.cache.bytes.end(), char(0xff));
+  // In two steps, of which the second begins in the middle of a block.
+  for (const std::vector<Span>& spans : std::vector<std::vector<Span>>{{{0, 0, 70}, {2, 0, 1}}, {{1, 0, 64}, {0, 70, 130}}}) {
+    auto [step, qkv] = step_of(by_kernel, spans);
+    const Row angles(1, 0.0f);  // of none
+    launch((std::string("rope_kv_store_") + type_name<T>()).c_str(), {dim3(step.rows(), layout.num_kv_heads), 128},
+           sim::Schedule::numbered(3), qkv.data(), angles.data(), step.slots.data(),
+           static_cast<void*>(by_kernel.cache.bytes.data()), step.rows(), layout.num_heads, layout.num_kv_heads, layout.head_dim, 0, 0);
+  }
+  for (const Arm& arm : ARMS) {
+    const std::vector<Span> last = {{0, 127, 130}, {1, 63, 64}, {2, 0, 1}};
+    CHECK(same_bits(attend(by_kernel, last, arm).out, attend(by_hand, last, arm).out), type_name<T>() + (", " + arm.name()));
+  }
+}
+
+TEST(stored_rows_are_what_attention_reads_in_every_type) {
+  stored_rows_are_what_attention_reads<__nv_bfloat16>();
+  stored_rows_are_what_attention_reads<__half>();
+  stored_rows_are_what_attention_reads<float>();
+}
+
 TEST(not_a_number_stays_in_its_row_and_head) {
   Random random(6);
   Sequences<__nv_bfloat16> sequences(random, {4, 2, 16}, {100});
