@@ -23,7 +23,7 @@
 // key_lengths[p] is the largest length |k| of the keys stored at places 0 to p of the block, as they were rounded. It reaches no
 // further than the row at p sees: neither later tokens nor what the block held before change the bound of its scores. At
 // place 63 it is that of the whole block. A piece is a multiple of 256 bytes, and a block of a layer is contiguous.
-// Kernels get the address of their layer.
+// Kernels get the address of their layer, a multiple of 256.
 #pragma once
 #include "elements.cuh"
 

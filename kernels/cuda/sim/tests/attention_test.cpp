@@ -1,7 +1,7 @@
 // attention_plain.cu against float64: every storage type and head size, contexts around the borders of blocks and splits, scores
-// that are hard on a softmax, references that do not fit, and bits that depend on no schedule, no other row, not on how many blocks of
-// threads share a row, and not on how a sequence was cut into steps. What is tested of attention in kernels/tests/conformance
-// in Rust is tested of the same formulas here.
+// that are hard on a softmax, references that do not fit, and bits that depend on no schedule, no other row, not on how many
+// blocks of threads share a row, and not on how a sequence was cut into steps. What is tested of attention in
+// kernels/tests/conformance in Rust is tested of the same formulas here.
 #include "cache.h"
 
 using namespace check;
@@ -18,7 +18,9 @@ struct Layout {
   int width() const { return heads() * head_dim; }
   int q_width() const { return num_heads * head_dim; }
   float scale() const { return 1 / std::sqrt(float(head_dim)); }
-  std::string name() const { return std::to_string(num_heads) + "/" + std::to_string(num_kv_heads) + " heads of " + std::to_string(head_dim); }
+  std::string name() const {
+    return std::to_string(num_heads) + "/" + std::to_string(num_kv_heads) + " heads of " + std::to_string(head_dim);
+  }
 };
 
 // What a row subtracts from its scores; a range is phi, below, above.
@@ -98,7 +100,8 @@ template <class T> std::pair<Step, Row> step_of(const Sequences<T>& sequences, c
 
 // Attention of some rows; `sharing` blocks of threads for each row and part of the heads.
 template <class T>
-Answer attend(Sequences<T>& sequences, const std::vector<Span>& spans, const Arm& arm, const sim::Schedule& schedule = {}, unsigned sharing = 32) {
+Answer attend(Sequences<T>& sequences, const std::vector<Span>& spans, const Arm& arm, const sim::Schedule& schedule = {},
+              unsigned sharing = 32) {
   const Layout layout = sequences.layout;
   const auto [step, qkv] = step_of(sequences, spans);
   const int rows = step.rows(), parts = layout.num_kv_heads * divided_up(layout.group(), 8);
@@ -110,10 +113,11 @@ Answer attend(Sequences<T>& sequences, const std::vector<Span>& spans, const Arm
   answer.states.assign(sharing == 1 ? 0 : size_t(rows) * parts * 32 * 8 * (layout.head_dim + 2), NOT_A_NUMBER);
   launch((std::string("attention_plain_") + type_name<T>()).c_str(), {dim3(rows, parts, sharing), 128}, schedule, qkv.data(),
          static_cast<void*>(sequences.cache.bytes.data()), step.positions.data(), step.table_starts.data(), step.block_tables.data(),
-         ranges.data(), answer.states.data(), tickets.data(), &answer.recomputed, answer.out.data(), layout.num_heads, layout.num_kv_heads,
-         layout.head_dim, layout.scale() * LOG2_E, arm.arm);
+         ranges.data(), answer.states.data(), tickets.data(), &answer.recomputed, answer.out.data(), layout.num_heads,
+         layout.num_kv_heads, layout.head_dim, layout.scale() * LOG2_E, arm.arm);
   for (unsigned left : tickets) CHECK(left == 0, "tickets are ready for the next launch");
-  for (int i = 0; i < layout.q_width(); i++) CHECK(std::isnan(answer.out[(rows - 1) * layout.q_width() + i]), "nobody's row is left alone");
+  for (size_t i = size_t(rows - 1) * layout.q_width(); i < answer.out.size(); i++)
+    CHECK(std::isnan(answer.out[i]), "nobody's row is left alone");
   answer.out.resize(size_t(rows - 1) * layout.q_width());
   return answer;
 }
@@ -160,11 +164,13 @@ template <class T> std::vector<double> reference(Sequences<T>& sequences, int se
 
 // Scores are sums in float32, with an error of some 2^-24 of the largest that ends in the exponent; `size` is that of the values.
 template <class T>
-void compare_rows(Sequences<T>& sequences, const std::vector<Span>& spans, const Row& out, double largest_score, double size, const std::string& what) {
+void compare_rows(Sequences<T>& sequences, const std::vector<Span>& spans, const Row& out, double largest_score, double size,
+                  const std::string& what) {
   size_t at = 0;
   for (const Span& span : spans)
     for (int position = span.begin; position < span.end; position++, at += sequences.layout.q_width())
-      compare(part(out, at, sequences.layout.q_width()), reference(sequences, span.sequence, position), (3e-6 + 1e-6 * largest_score) * size, 0,
+      compare(part(out, at, sequences.layout.q_width()), reference(sequences, span.sequence, position),
+              (3e-6 + 1e-6 * largest_score) * size, 0,
               what + ", position " + std::to_string(position) + " of sequence " + std::to_string(span.sequence));
 }
 
@@ -216,7 +222,8 @@ TEST(contexts_around_the_borders_of_splits_agree_with_float64) {
   for (size_t i = 0; i < lens.size(); i++) {
     const size_t len = lens[i] <= 2048 ? 64 : lens[i] <= 4096 ? 128 : 256, state = 8 * (16 + 2);
     for (size_t part = 0; part < 32; part++)
-      CHECK(std::isnan(split.states[(i * 32 + part) * state]) == (part * len >= size_t(lens[i])), "splits of " + std::to_string(lens[i]) + " keys");
+      CHECK(std::isnan(split.states[(i * 32 + part) * state]) == (part * len >= size_t(lens[i])),
+            "splits of " + std::to_string(lens[i]) + " keys");
   }
   Row first;
   for (unsigned sharing : {1u, 2u, 7u, 32u})
@@ -276,6 +283,32 @@ TEST(what_lies_behind_a_row_does_not_matter) {
     CHECK(same_bits(attend(sequences, {{0, 90, 100}}, arm).out, attend(longer, {{0, 90, 100}}, arm).out), arm.name());
 }
 
+template <class T> void stored_rows_are_what_attention_reads() {
+  Random random(11);
+  const Layout layout{6, 2, 40};
+  const std::vector<int> lens = {130, 64, 1};
+  Sequences<T> by_hand(random, layout, lens), by_kernel = by_hand;
+  std::fill(by_kernel.cache.bytes.begin(), by_kernel.cache.bytes.end(), char(0xff));
+  // In two steps, of which the second begins in the middle of a block.
+  for (const std::vector<Span>& spans : std::vector<std::vector<Span>>{{{0, 0, 70}, {2, 0, 1}}, {{1, 0, 64}, {0, 70, 130}}}) {
+    auto [step, qkv] = step_of(by_kernel, spans);
+    const Row angles(1, 0.0f);  // of none
+    launch((std::string("rope_kv_store_") + type_name<T>()).c_str(), {dim3(step.rows(), layout.num_kv_heads), 128},
+           sim::Schedule::numbered(3), qkv.data(), angles.data(), step.slots.data(),
+           static_cast<void*>(by_kernel.cache.bytes.data()), step.rows(), layout.num_heads, layout.num_kv_heads, layout.head_dim, 0, 0);
+  }
+  for (const Arm& arm : ARMS) {
+    const std::vector<Span> last = {{0, 127, 130}, {1, 63, 64}, {2, 0, 1}};
+    CHECK(same_bits(attend(by_kernel, last, arm).out, attend(by_hand, last, arm).out), type_name<T>() + (", " + arm.name()));
+  }
+}
+
+TEST(stored_rows_are_what_attention_reads_in_every_type) {
+  stored_rows_are_what_attention_reads<__nv_bfloat16>();
+  stored_rows_are_what_attention_reads<__half>();
+  stored_rows_are_what_attention_reads<float>();
+}
+
 TEST(not_a_number_stays_in_its_row_and_head) {
   Random random(6);
   Sequences<__nv_bfloat16> sequences(random, {4, 2, 16}, {100});
@@ -289,7 +322,8 @@ TEST(not_a_number_stays_in_its_row_and_head) {
 }
 
 // A sequence in which every query scores about score(i), in log2 units, with key i, which holds value(i) or its negative.
-template <class T> Sequences<T> with_scores(int len, const std::function<float(int)>& score, const std::function<float(int)>& value) {
+template <class T>
+Sequences<T> with_scores(int len, const std::function<float(int)>& score, const std::function<float(int)>& value) {
   Random random(7);
   const Layout layout{3, 1, 64};
   Sequences<T> sequences(random, layout, {len});
@@ -339,7 +373,10 @@ TEST(hard_scores_agree_with_float64_and_references_that_do_not_fit_are_noticed) 
     const struct {
       Arm arm;
       unsigned expected;
-    } runs[] = {{{}, 0}, {{BOUNDED}, hard.bounded}, {{CALIBRATED, 0, -INF, 60}, hard.calibrated}, {{CALIBRATED, 0, -60, 60}, hard.two_sided}};
+    } runs[] = {{{}, 0},
+                {{BOUNDED}, hard.bounded},
+                {{CALIBRATED, 0, -INF, 60}, hard.calibrated},
+                {{CALIBRATED, 0, -60, 60}, hard.two_sided}};
     const Row online = attend(sequences, spans, {}).out;
     for (const auto& run : runs) {
       const auto schedule = sim::Schedule::numbered(number++ % 8);
@@ -388,7 +425,9 @@ TEST(one_unfit_head_of_one_row_is_computed_again_alone) {
 }
 
 TEST(arms_have_equal_bits_up_to_a_spread_of_102) {
-  for (const auto& score : std::vector<std::function<float(int)>>{[](int i) { return i % 300 * 0.34f - 51; }, [](int i) { return i * 7919 % 1021 * 0.0999f - 51; }})
+  const std::function<float(int)> scores[] = {[](int i) { return i % 300 * 0.34f - 51; },
+                                              [](int i) { return i * 7919 % 1021 * 0.0999f - 51; }};
+  for (const auto& score : scores)
     for (float value : {1.0f, std::exp2(-24.0f)}) {
       auto sequences = with_scores<__half>(330, score, [=](int i) { return value * (1 + i % 3); });
       const std::vector<Span> spans = {{0, 328, 330}};

@@ -30,7 +30,8 @@ void compare_products(const Row& out, const Row& x, const Matrix& matrix, const 
       }
       const double error = std::fabs(out[row * matrix.rows + output] - sum);
       if (error <= 4e-7 * magnitude + 1e-30) continue;
-      CHECK(error <= 4e-7 * magnitude, what + ", row " + std::to_string(row) + ", output " + std::to_string(output) + ": off by " + std::to_string(error / magnitude));
+      CHECK(error <= 4e-7 * magnitude, what + ", row " + std::to_string(row) + ", output " + std::to_string(output) + ": off by " +
+                                           std::to_string(error / magnitude));
       return;
     }
 }
@@ -64,7 +65,9 @@ TEST(rows_have_the_bits_they_have_alone_and_in_every_schedule) {
     const Row x = uniform(random, rows * cols), together = products(x, matrix);
     for (int row = 0; row < rows; row++)
       CHECK(same_bits(products(part(x, row * cols, cols), matrix), part(together, row * 21, 21)), type.name);
-    for_each_schedule([&](const sim::Schedule& schedule) { CHECK(same_bits(products(x, matrix, schedule), together), type.name + schedule.name()); });
+    for_each_schedule([&](const sim::Schedule& schedule) {
+      CHECK(same_bits(products(x, matrix, schedule), together), type.name + schedule.name());
+    });
   }
 }
 

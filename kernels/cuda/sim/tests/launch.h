@@ -34,7 +34,8 @@ inline Row uniform(Random& random, size_t len, float scale = 1.0f) {
 }
 
 // Every element within `allowed` of what is expected; the first that is not is reported.
-inline void compare(const Row& actual, const std::vector<double>& expected, double absolute, double relative, const std::string& what) {
+inline void compare(const Row& actual, const std::vector<double>& expected, double absolute, double relative,
+                    const std::string& what) {
   CHECK(actual.size() == expected.size(), what);
   for (size_t i = 0; i < expected.size(); i++) {
     const bool close = std::fabs(actual[i] - expected[i]) <= absolute + relative * std::fabs(expected[i]);

@@ -12,7 +12,9 @@ struct Layout {
   int num_heads, num_kv_heads, head_dim, rotary_dim;
   int heads() const { return num_heads + 2 * num_kv_heads; }
   int width() const { return heads() * head_dim; }
-  std::string name() const { return std::to_string(num_heads) + " heads of " + std::to_string(head_dim) + ", " + std::to_string(rotary_dim) + " turn"; }
+  std::string name() const {
+    return std::to_string(num_heads) + " heads of " + std::to_string(head_dim) + ", " + std::to_string(rotary_dim) + " turn";
+  }
 };
 
 std::vector<double> frequencies(int rotary_dim) {
@@ -24,7 +26,8 @@ std::vector<double> frequencies(int rotary_dim) {
 Row angles_of(const std::vector<int>& positions, int rotary_dim, float magnitude, const sim::Schedule& schedule) {
   const auto inv_freq = frequencies(rotary_dim);
   Row out(positions.size() * rotary_dim, NOT_A_NUMBER);
-  launch("rope_angles", {unsigned(positions.size()), 128}, schedule, positions.data(), inv_freq.data(), out.data(), rotary_dim, magnitude);
+  launch("rope_angles", {unsigned(positions.size()), 128}, schedule, positions.data(), inv_freq.data(), out.data(), rotary_dim,
+         magnitude);
   return out;
 }
 
@@ -120,7 +123,8 @@ template <class T> void rows_are_turned_and_stored(Layout layout, int kind, cons
 }
 
 TEST(rows_of_all_layouts_are_turned_and_stored) {
-  const Layout layouts[] = {{3, 1, 64, 64}, {4, 2, 80, 32}, {2, 2, 18, 6}, {1, 1, 2, 0}, {5, 1, 33, 20}, {8, 2, 128, 128}, {1, 1, 256, 256}};
+  const Layout layouts[] = {{3, 1, 64, 64}, {4, 2, 80, 32}, {2, 2, 18, 6}, {1, 1, 2, 0},
+                            {5, 1, 33, 20}, {8, 2, 128, 128}, {1, 1, 256, 256}};
   int number = 0;
   for (const Layout& layout : layouts)
     for (int kind : {ADJACENT_PAIRS, HALF_SPLIT}) {

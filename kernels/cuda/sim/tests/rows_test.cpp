@@ -79,10 +79,12 @@ TEST(a_block_is_copied_in_every_layer_and_no_other_is_touched) {
   Random random(6);
   const unsigned block_units = 300, blocks = 5, layers = 3, layer_units = blocks * block_units;
   std::vector<uint4> cache(layers * layer_units);
-  for (uint4& unit : cache) unit = {unsigned(random.next()), unsigned(random.next()), unsigned(random.next()), unsigned(random.next())};
+  for (uint4& unit : cache)
+    for (unsigned* word : {&unit.x, &unit.y, &unit.z, &unit.w}) *word = unsigned(random.next());
   std::vector<uint4> expected(cache);
   for (unsigned layer = 0; layer < layers; layer++)
-    std::copy_n(cache.begin() + layer * layer_units + 3 * block_units, block_units, expected.begin() + layer * layer_units + block_units);
+    std::copy_n(cache.begin() + layer * layer_units + 3 * block_units, block_units,
+                expected.begin() + layer * layer_units + block_units);
   for_each_schedule([&](const sim::Schedule& schedule) {
     std::vector<uint4> copied(cache);
     launch("copy_kv_block", {dim3(1 + schedule.seed % 2, layers), 256}, schedule, copied.data(), block_units, layer_units, 3, 1);
