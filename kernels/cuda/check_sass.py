@@ -121,6 +121,13 @@ def read_rules(text):
     return rules
 
 
+def is_meant(kernel, patterns):
+    """Whether one of the patterns, which commas separate, is the kernel's; `!name` takes it out."""
+    patterns = patterns.split(",")
+    excluded = any(fnmatch.fnmatchcase(kernel, pattern[1:]) for pattern in patterns if pattern.startswith("!"))
+    return not excluded and any(fnmatch.fnmatchcase(kernel, pattern) for pattern in patterns)
+
+
 def occurrences(instructions, name):
     return sum(times for found, times in instructions.items() if found == name or found.startswith(name + "."))
 
@@ -150,7 +157,7 @@ def main():
         meant = [
             (at, instructions)
             for at, instructions in sorted(kernels.items())
-            if fnmatch.fnmatchcase(at[0], kernel) and fnmatch.fnmatchcase(at[1], architecture)
+            if is_meant(at[0], kernel) and fnmatch.fnmatchcase(at[1], architecture)
         ]
         wrong = [
             f"{name} {'is not there' if wanted else f'{found} times'} in {at[0]} for {at[1]}"

@@ -51,8 +51,7 @@ fn check(rules: &str, said: &str) -> (i32, String) {
 
 #[test]
 fn rules_that_hold_pass() {
-    let rules =
-        "# comment\n\ngemv_* sm_80 has HMMA.16816 LDG lacks STL HMMA.16\n* sm_90a has STL # there\n* sm_120 has X\n";
+    let rules = "# comment\n\ngemv_* sm_80 has HMMA.16816 LDG lacks STL HMMA.16\n* sm_90a has STL # there\n* sm_120 has X\n*,!gemm_* sm_80 lacks STL";
     let (status, text) = check(rules, SAID);
     assert_eq!(status, 0, "{text}");
     assert!(text.contains("2 kernels for sm_80 sm_90a, 0 violations"), "{text}");
@@ -64,6 +63,7 @@ fn a_rule_that_is_broken_is_named_with_what_breaks_it() {
         ("* * lacks LDL STL", "STL 1 times in gemv_bf16 for sm_90a"),
         ("* sm_90a has HMMA", "HMMA is not there in gemv_bf16 for sm_90a"),
         ("gemm_* * has HMMA", "there is no such kernel"),
+        ("*,!gemv_* * has HMMA", "there is no such kernel"),
     ] {
         let (status, text) = check(rules, SAID);
         assert!(status == 1 && text.contains(words) && text.contains(", 1 violations"), "{status} {text}");
