@@ -60,9 +60,13 @@ impl Compiler<'_> {
         let missing: Vec<usize> = (0..compiled.len()).filter(|&at| compiled[at].is_none()).collect();
         let mut made =
             self.compile(&missing.iter().map(|&at| &self.sources.kernels[at]).collect::<Vec<_>>())?.into_iter();
+        // What was edited meanwhile was compiled under the name of what it was; cargo runs the build again.
+        let unchanged = Sources::read(&self.settings.sources).is_ok_and(|now| now == *self.sources);
         for at in missing {
             let file = made.next().ok_or("a file is missing")?;
-            entries[at].write(&file).map_err(|error| format!("{}: {error}", cache.display()))?;
+            if unchanged {
+                entries[at].write(&file).map_err(|error| format!("{}: {error}", cache.display()))?;
+            }
             compiled[at] = Some(file);
         }
         if self.settings.cache.is_none() {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A file.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Source {
     pub(crate) path: PathBuf,
     /// Its name in the folder, such as `softmax.cu`.
@@ -13,7 +13,7 @@ pub(crate) struct Source {
 }
 
 /// What is compiled, and what may be included, each by name ascending. The simulator, a folder below, is neither.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Sources {
     pub(crate) kernels: Vec<Source>,
     pub(crate) headers: Vec<Source>,

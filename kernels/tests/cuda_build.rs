@@ -375,3 +375,18 @@ fn warnings_and_spills_are_told_and_spills_forbidden_unless_the_source_says_why(
     assert!(outcome.warnings.len() == 1 && !outcome.variables.contains(&"TAPER_DENY_SPILLS"), "{outcome:?}");
     assert!(machine.report().contains("flat_gemm"));
 }
+
+#[test]
+fn what_is_edited_while_it_is_compiled_is_not_kept() {
+    let machine = Machine::with_nvcc();
+    let edit = format!("here=$(dirname \"$0\")\necho 'int late;' >> {}\n", text(&machine.path("kernels/cuda/all.cuh")));
+    let nvcc =
+        NVCC.replacen("here=$(dirname \"$0\")\n", &edit, 1).replace("RELEASE", "13.0").replace("VERSION", "13.0.88");
+    machine.program("path/nvcc", &nvcc);
+    machine.build();
+    assert_eq!(machine.calls().len(), 4);
+    machine.write("kernels/cuda/all.cuh", "int all;\n");
+    machine.toolkit("path", "13.0.88");
+    machine.build();
+    assert_eq!(machine.calls().len(), 4);
+}
