@@ -94,8 +94,8 @@ fn the_variable_asks_like_the_flag_and_the_flag_is_stronger() {
 fn a_gpu_that_could_be_used_is_named_and_not_used() {
     let folder = folder();
     let driver = FakeCuda::new(folder.path());
-    let message = refusal(&on(&driver, "two", &folder, "selftest --device cuda:1"));
-    for part in ["GPU 1, NVIDIA H200, compute capability 9.0", "this build of taper has no CUDA kernels"] {
+    let message = refusal(&on(&driver, "two", &folder, "run -p hello --device cuda:1"));
+    for part in ["GPU 1, NVIDIA H200, compute capability 9.0", "nothing but `taper selftest`"] {
         assert!(message.contains(part), "{part} in {message}");
     }
     let cases = [
@@ -111,6 +111,30 @@ fn a_gpu_that_could_be_used_is_named_and_not_used() {
     }
     let message = refusal(&on(&driver, "", &folder, "run -p hello --device cuda:1"));
     assert!(message.contains("there is no GPU 1: this machine has 1"), "{message}");
+}
+
+/// The library that plays a driver runs no kernel, so all that should be computed is zeros.
+#[test]
+fn the_selftest_opens_the_gpu_and_believes_no_answer_that_is_wrong() {
+    let folder = folder();
+    let driver = FakeCuda::new(folder.path());
+    let image = folder.path().join("kernels.fatbin");
+    let header =
+        [&0xBA55_ED50_u32.to_le_bytes()[..], &1_u16.to_le_bytes(), &16_u16.to_le_bytes(), &0_u64.to_le_bytes()];
+    std::fs::write(&image, header.concat()).unwrap();
+    let run = |machine: &str| {
+        let mut command = taper(&folder, "selftest --device cuda");
+        driver.serve(&mut command, machine);
+        command.env("TAPER_FATBIN", &image).output().unwrap()
+    };
+    let output = run("");
+    let (said, table) = (String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("checks failed") && table.contains("GPU 0, NVIDIA H200, cuda-float32"), "{said}{table}");
+    assert!(table.contains("rms_norm, add_rms_norm"), "{table}");
+    let output = run("other-kernels");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("from another version of taper"), "{said}");
 }
 
 #[test]
@@ -136,7 +160,7 @@ fn every_command_that_computes_has_the_flag_in_its_help() {
         let output = taper(&folder, &format!("{command} --help")).output().unwrap();
         let help = String::from_utf8(output.stdout).unwrap();
         let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-        for part in ["--device <DEVICE>", "TAPER_DEVICE", "auto is the CPU", "no CUDA kernels"] {
+        for part in ["--device <DEVICE>", "TAPER_DEVICE", "auto is the CPU", "`selftest` alone"] {
             assert!(help.contains(part), "{part} in {command}: {help}");
         }
     }

@@ -2,6 +2,7 @@
 
 use super::device::{Device, DeviceProperties, DevicePtr, Launch, MAX_ARGUMENTS};
 use super::error::{DeviceError, ProbeError};
+use super::fatbin;
 use super::kernels::Kernel;
 use super::library;
 use super::probe::{DeviceInfo, probe};
@@ -98,7 +99,7 @@ impl Drop for Context {
 pub struct Driver {
     properties: DeviceProperties,
     context: Arc<Context>,
-    module: CUmodule,
+    modules: Vec<CUmodule>,
     stream: CUstream,
     /// By [`Kernel::index`].
     functions: Vec<CUfunction>,
@@ -110,7 +111,7 @@ unsafe impl Send for Driver {}
 unsafe impl Sync for Driver {}
 
 impl Driver {
-    /// Opens a GPU, by its place in the driver's count, with the kernels of `image`: a fatbin or a cubin.
+    /// Opens a GPU, by its place in the driver's count, with the kernels of an image as [`fatbin::image`] gives it.
     ///
     /// # Errors
     /// When there is no such GPU or none that can be used, or when the image is not for it or of another version.
@@ -126,10 +127,12 @@ impl Driver {
                 .attribute(DeviceAttribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
             l2_bytes: info.l2_bytes,
         };
-        let mut driver = Driver { properties, context, module: null_mut(), stream: null_mut(), functions: Vec::new() };
+        let mut driver = Driver { properties, context, modules: Vec::new(), stream: null_mut(), functions: Vec::new() };
         // SAFETY: the handle is written by the call; the stream is destroyed by `drop`.
         call("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut driver.stream, NON_BLOCKING) })?;
-        driver.module = load(image, &info)?;
+        for module in fatbin::modules(image) {
+            driver.modules.push(load(module, &info)?);
+        }
         for &kernel in Kernel::ALL {
             let function = driver.function(kernel)?;
             driver.functions.push(function);
@@ -137,15 +140,9 @@ impl Driver {
         Ok(driver)
     }
 
-    /// A kernel of the module, which may take all of the shared memory that a block can have.
+    /// A kernel of one of the modules, which may take all of the shared memory that a block can have.
     fn function(&self, kernel: Kernel) -> Result<CUfunction, DeviceError> {
-        let (mut function, mut shared_bytes) = (null_mut(), 0);
-        // SAFETY: the module is loaded, and the name ends with a zero.
-        let answer = unsafe { sys::cuModuleGetFunction(&raw mut function, self.module, kernel.name().as_ptr()) };
-        if answer == CUresult::CUDA_ERROR_NOT_FOUND {
-            return Err(DeviceError::KernelMissing { kernel: kernel.name().to_string_lossy().into_owned() });
-        }
-        call("cuModuleGetFunction", answer)?;
+        let (function, mut shared_bytes) = (self.find(kernel)?, 0);
         let of_itself = FunctionAttribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
         // SAFETY: the function was just found, and the int is the call's to write.
         call("cuFuncGetAttribute", unsafe { sys::cuFuncGetAttribute(&raw mut shared_bytes, of_itself, function) })?;
@@ -156,22 +153,34 @@ impl Driver {
         Ok(function)
     }
 
+    fn find(&self, kernel: Kernel) -> Result<CUfunction, DeviceError> {
+        for &module in &self.modules {
+            let mut function = null_mut();
+            // SAFETY: the module is loaded, and the name ends with a zero.
+            let answer = unsafe { sys::cuModuleGetFunction(&raw mut function, module, kernel.name().as_ptr()) };
+            if answer != CUresult::CUDA_ERROR_NOT_FOUND {
+                return call("cuModuleGetFunction", answer).map(|()| function);
+            }
+        }
+        Err(DeviceError::KernelMissing { kernel: kernel.name().to_string_lossy().into_owned() })
+    }
+
     fn wait(&self) -> Result<(), DeviceError> {
         // SAFETY: the stream is there until `drop`.
         Ok(unsafe { result::stream::synchronize(self.stream) }.map_err(ProbeError::of("cuStreamSynchronize"))?)
     }
 }
 
-fn load(image: &[u8], info: &DeviceInfo) -> Result<CUmodule, DeviceError> {
-    let mut module = null_mut();
-    // SAFETY: an image says itself how long it is, and the driver reads no further; the caller has looked at its beginning.
-    let answer = unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) };
+fn load(module: &[u8], info: &DeviceInfo) -> Result<CUmodule, DeviceError> {
+    let mut handle = null_mut();
+    // SAFETY: a module says itself how long it is, and the driver reads no further; `fatbin` has looked at its beginning and length.
+    let answer = unsafe { sys::cuModuleLoadData(&raw mut handle, module.as_ptr().cast()) };
     if answer == CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU {
         let (index, name, compute_capability) = (info.index, info.name.clone(), info.compute_capability);
         return Err(DeviceError::NoCodeForDevice { index, name, compute_capability });
     }
     call("cuModuleLoadData", answer)?;
-    Ok(module)
+    Ok(handle)
 }
 
 impl Drop for Driver {
@@ -180,14 +189,14 @@ impl Drop for Driver {
             return;
         }
         // What the calls answer is of no use any more.
-        // SAFETY: stream and module are null or were made by `open`, and are used by nobody from here on.
+        // SAFETY: the stream is null or was made by `open`, as the modules were, and are used by nobody from here on.
         unsafe {
             if !self.stream.is_null() {
                 let _ = self.wait();
                 let _ = result::stream::destroy(self.stream);
             }
-            if !self.module.is_null() {
-                let _ = sys::cuModuleUnload(self.module);
+            for module in self.modules.drain(..) {
+                let _ = sys::cuModuleUnload(module);
             }
         }
     }

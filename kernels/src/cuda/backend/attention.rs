@@ -87,9 +87,9 @@ fn naive<D: Device>(
         work.scores = zeros(&cuda.device, "scores of a step", rows_at_once * of_row)?;
     }
     let kernel = match stored(cache.layout.dtype) {
-        KvDtype::BF16 => Kernel::AttentionNaiveBf16,
+        KvDtype::BF16 | KvDtype::Q8_0 => Kernel::AttentionNaiveBf16,
         KvDtype::F32 => Kernel::AttentionNaiveF32,
-        KvDtype::F16 | KvDtype::Q8_0 => Kernel::AttentionNaiveF16,
+        KvDtype::F16 => Kernel::AttentionNaiveF16,
     };
     for first in (0..rows).step_by(rows_at_once) {
         let rows_now = rows_at_once.min(rows - first);
@@ -193,9 +193,9 @@ pub(super) fn attention<D: Device>(cuda: &Cuda<D>, call: Call<'_, D>, out: &mut 
         Argument::I32(arm),
     ];
     let (kernel, element) = match stored(cache.layout.dtype) {
-        KvDtype::BF16 => (Kernel::AttentionPlainBf16, 2),
+        KvDtype::BF16 | KvDtype::Q8_0 => (Kernel::AttentionPlainBf16, 2),
         KvDtype::F32 => (Kernel::AttentionPlainF32, 4),
-        KvDtype::F16 | KvDtype::Q8_0 => (Kernel::AttentionPlainF16, 2),
+        KvDtype::F16 => (Kernel::AttentionPlainF16, 2),
     };
     let keys: usize = step.spans.iter().map(|span| span.context_len).sum();
     let bytes = 2 * keys * num_kv_heads * head_dim * element + 2 * rows * params.heads.q_width() * size_of::<f32>();

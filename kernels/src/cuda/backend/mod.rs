@@ -339,9 +339,9 @@ impl<D: Device> Backend for Cuda<D> {
             int(kind),
         ];
         let kernel = match kv_cache::stored(cache.layout.dtype) {
-            KvDtype::BF16 => Kernel::RopeKvStoreBf16,
+            KvDtype::BF16 | KvDtype::Q8_0 => Kernel::RopeKvStoreBf16,
             KvDtype::F32 => Kernel::RopeKvStoreF32,
-            KvDtype::F16 | KvDtype::Q8_0 => Kernel::RopeKvStoreF16,
+            KvDtype::F16 => Kernel::RopeKvStoreF16,
         };
         let grid = [rows, heads.num_kv_heads, 1];
         // SAFETY: `check` has made sure that slots lie in the cache, which has these heads; qkv and angles have `rows` rows.
@@ -379,7 +379,7 @@ impl<D: Device> Backend for Cuda<D> {
         let arguments = [gate_up.rows(rows), out.rows(rows), int(cols)];
         // SAFETY: gate_up has `rows` rows of two elements for each of out's.
         unsafe {
-            self.launch(Kernel::SiluMul, [cols.div_ceil(256), rows, 1], 256, &arguments, 3 * rows * cols * FLOAT)
+            self.launch(Kernel::SiluMul, [cols.div_ceil(256), rows, 1], 256, &arguments, 3 * rows * cols * FLOAT);
         };
     }
 
@@ -400,7 +400,7 @@ impl<D: Device> Backend for Cuda<D> {
         let arguments = [x, picked, out.rows(num), int(cols)];
         // SAFETY: the rows were just uploaded and lie in x; `out` has as many.
         unsafe {
-            self.launch(Kernel::GatherRows, [cols.div_ceil(256), num, 1], 256, &arguments, 2 * num * cols * FLOAT)
+            self.launch(Kernel::GatherRows, [cols.div_ceil(256), num, 1], 256, &arguments, 2 * num * cols * FLOAT);
         };
     }
 }

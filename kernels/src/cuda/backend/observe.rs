@@ -37,9 +37,9 @@ pub(super) fn observe_scores<D: Device>(
         Argument::F32(params.scale * std::f32::consts::LOG2_E),
     ];
     let kernel = match stored(cache.layout.dtype) {
-        KvDtype::BF16 => Kernel::ObserveScoresBf16,
+        KvDtype::BF16 | KvDtype::Q8_0 => Kernel::ObserveScoresBf16,
         KvDtype::F32 => Kernel::ObserveScoresF32,
-        KvDtype::F16 | KvDtype::Q8_0 => Kernel::ObserveScoresF16,
+        KvDtype::F16 => Kernel::ObserveScoresF16,
     };
     let bytes = rows * params.heads.q_width() * size_of::<f32>();
     // SAFETY: the caller has checked the step, so positions and block tables lie in the cache, which has heads that the kernels
