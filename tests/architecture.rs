@@ -28,7 +28,7 @@ const ARROWS: &[(&str, &str, &[&str])] = &[
     ("taper-hub", "crates/hub", &[]),
     ("taper-checkpoint", "crates/checkpoint", &[]),
     ("taper-kernels", "kernels", &[]),
-    ("taper-cuda-sim", "kernels/cuda/sim", &[]),
+    ("taper-cuda-sim", "kernels/cuda/sim", &["taper-kernels"]),
     ("taper-testkit", "crates/testkit", &[]),
 ];
 
