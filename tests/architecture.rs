@@ -28,11 +28,12 @@ const ARROWS: &[(&str, &str, &[&str])] = &[
     ("taper-hub", "crates/hub", &[]),
     ("taper-checkpoint", "crates/checkpoint", &[]),
     ("taper-kernels", "kernels", &[]),
+    ("taper-cuda-sim", "kernels/cuda/sim", &["taper-kernels"]),
     ("taper-testkit", "crates/testkit", &[]),
 ];
 
-/// Where `unsafe` may stand: the arithmetic, and the one mmap.
-const MAY_BE_UNSAFE: &[&str] = &["taper-kernels", "taper-checkpoint"];
+/// Where `unsafe` may stand: the arithmetic, the calls that run its kernels, and the one mmap.
+const MAY_BE_UNSAFE: &[&str] = &["taper-kernels", "taper-cuda-sim", "taper-checkpoint"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

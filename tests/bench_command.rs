@@ -324,7 +324,7 @@ fn doctor_says_what_the_machine_has_and_where_things_are() {
     let folder = folder();
     let output = taper(&folder, &["doctor", "--bandwidth-mib", "4", "--threads", "2", "--json"]);
     let found = &rows(stdout(&output))[0];
-    assert_eq!((found["threads"].as_u64(), &found["gpu"]["in_this_build"]), (Some(2), &false.into()));
+    assert_eq!(found["threads"].as_u64(), Some(2));
     let by_default = &found["default_threads"];
     let performance_cores = by_default["performance_cores"].as_array().unwrap().len() as u64;
     assert!((1..=performance_cores).contains(&by_default["threads"].as_u64().unwrap()), "{found}");
@@ -337,15 +337,7 @@ fn doctor_says_what_the_machine_has_and_where_things_are() {
 
     let output = taper(&folder, &["doctor", "--bandwidth-mib", "0", "--isa", "portable"]);
     let text = stdout(&output);
-    for part in [
-        "processor",
-        "memory",
-        "not measured",
-        "portable",
-        "int15x32",
-        "no CUDA kernels in this build",
-        "none; `taper pull`",
-    ] {
+    for part in ["processor", "memory", "not measured", "portable", "int15x32", "CUDA kernels", "none; `taper pull`"] {
         assert!(text.contains(part), "{part} in\n{text}");
     }
 }

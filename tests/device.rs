@@ -94,8 +94,8 @@ fn the_variable_asks_like_the_flag_and_the_flag_is_stronger() {
 fn a_gpu_that_could_be_used_is_named_and_not_used() {
     let folder = folder();
     let driver = FakeCuda::new(folder.path());
-    let message = refusal(&on(&driver, "two", &folder, "selftest --device cuda:1"));
-    for part in ["GPU 1, NVIDIA H200, compute capability 9.0", "this build of taper has no CUDA kernels"] {
+    let message = refusal(&on(&driver, "two", &folder, "run -p hello --device cuda:1"));
+    for part in ["GPU 1, NVIDIA H200, compute capability 9.0", "nothing but `taper selftest`"] {
         assert!(message.contains(part), "{part} in {message}");
     }
     let cases = [
@@ -111,6 +111,30 @@ fn a_gpu_that_could_be_used_is_named_and_not_used() {
     }
     let message = refusal(&on(&driver, "", &folder, "run -p hello --device cuda:1"));
     assert!(message.contains("there is no GPU 1: this machine has 1"), "{message}");
+}
+
+/// The library that plays a driver runs no kernel, so all that should be computed is zeros.
+#[test]
+fn the_selftest_opens_the_gpu_and_believes_no_answer_that_is_wrong() {
+    let folder = folder();
+    let driver = FakeCuda::new(folder.path());
+    let image = folder.path().join("kernels.fatbin");
+    let header =
+        [&0xBA55_ED50_u32.to_le_bytes()[..], &1_u16.to_le_bytes(), &16_u16.to_le_bytes(), &0_u64.to_le_bytes()];
+    std::fs::write(&image, header.concat()).unwrap();
+    let run = |machine: &str| {
+        let mut command = taper(&folder, "selftest --device cuda");
+        driver.serve(&mut command, machine);
+        command.env("TAPER_FATBIN", &image).output().unwrap()
+    };
+    let output = run("");
+    let (said, table) = (String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("checks failed") && table.contains("GPU 0, NVIDIA H200, cuda-float32"), "{said}{table}");
+    assert!(table.contains("rms_norm, add_rms_norm"), "{table}");
+    let output = run("other-kernels");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("from another version of taper"), "{said}");
 }
 
 #[test]
@@ -136,7 +160,7 @@ fn every_command_that_computes_has_the_flag_in_its_help() {
         let output = taper(&folder, &format!("{command} --help")).output().unwrap();
         let help = String::from_utf8(output.stdout).unwrap();
         let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-        for part in ["--device <DEVICE>", "TAPER_DEVICE", "auto is the CPU", "no CUDA kernels"] {
+        for part in ["--device <DEVICE>", "TAPER_DEVICE", "auto is the CPU", "`selftest` alone"] {
             assert!(help.contains(part), "{part} in {command}: {help}");
         }
     }
@@ -154,21 +178,24 @@ fn doctor_describes_the_gpus_or_says_why_there_are_none() {
     let gpu = |machine: &str| serde_json::from_str::<Value>(&doctor(machine, "--json")).unwrap()["gpu"].clone();
 
     let two = gpu("two");
-    assert_eq!((&two["cuda"], &two["problem"], &two["in_this_build"]), (&"13.0".into(), &Value::Null, &false.into()));
+    assert_eq!((&two["cuda"], &two["problem"]), (&"13.0".into(), &Value::Null));
+    let kernels = two["kernels"].as_str().unwrap();
+    assert_eq!(two["in_this_build"], !kernels.starts_with("none: "), "{kernels}");
     assert_eq!(two["devices"].as_array().unwrap().len(), 2);
     assert_eq!(two["devices"][1]["name"], "NVIDIA H200");
     assert_eq!(two["devices"][1]["compute_capability"], "9.0");
     assert_eq!(two["devices"][1]["memory_bytes"], 141_u64 << 30);
     let text = doctor("two", "");
-    for part in
-        ["GPU 1, NVIDIA H200", "132 multiprocessors", "141.00 GiB", "L2 50.00 MiB", "no CUDA kernels in this build"]
-    {
+    for part in ["GPU 1, NVIDIA H200", "132 multiprocessors", "141.00 GiB", "L2 50.00 MiB", "CUDA kernels"] {
         assert!(text.contains(part), "{part} in\n{text}");
     }
 
     let old = gpu("old-driver");
     assert!(old["problem"].as_str().unwrap().contains("CUDA 12.9") && old["devices"] == serde_json::json!([]), "{old}");
     assert!(doctor("old-driver", "").contains("CUDA 12.9"));
+    let said = on(&driver, "", &folder, "doctor --kernels");
+    let said = String::from_utf8(said.stdout).unwrap();
+    assert_eq!(said.lines().next(), Some(kernels), "the report of the build, which begins with the line of the table");
     let full = gpu("out-of-memory");
     assert!(full["devices"][0]["problem"].as_str().unwrap().contains("out of memory"), "{full}");
 }

@@ -14,16 +14,25 @@ pub struct Histogram {
 
 impl Default for Histogram {
     fn default() -> Self {
-        Self { counts: vec![0; 2 * LIMIT as usize + 1] }
+        Self { counts: vec![0; Self::FLOORS] }
     }
 }
 
 impl Histogram {
+    /// Whole numbers that are counted apart.
+    pub(crate) const FLOORS: usize = 2 * LIMIT as usize + 1;
+
     /// Counts a number. NaN, which no reference fits, counts as the upper end.
     #[inline]
     pub fn add(&mut self, x: f32) {
         let x = if x.is_nan() { LIMIT as f32 } else { x.floor().clamp(-LIMIT as f32, LIMIT as f32) };
         self.counts[(x as i32 + LIMIT) as usize] += 1;
+    }
+
+    /// Adds counts of the floors from `-LIMIT` on.
+    pub(crate) fn add_counts(&mut self, counts: &[u32]) {
+        assert_eq!(counts.len(), Self::FLOORS, "a count for each floor");
+        self.counts.iter_mut().zip(counts).for_each(|(sum, &count)| *sum += u64::from(count));
     }
 
     /// How many numbers were counted.

@@ -24,7 +24,7 @@ const DEVICE_UNUSABLE: u8 = 2;
 fn main() -> ExitCode {
     let cli = Cli::parse();
     output::start_logging(&cli);
-    if let Err(error) = cli.command.device().map_or(Ok(()), device::check) {
+    if let Err(error) = device::check(&cli.command) {
         output::failure(&error);
         return ExitCode::from(DEVICE_UNUSABLE);
     }

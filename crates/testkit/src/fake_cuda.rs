@@ -13,7 +13,7 @@ pub struct FakeCuda {
 }
 
 impl FakeCuda {
-    /// A driver with all that a probe calls.
+    /// A driver with all that a probe and launches call. It runs no kernel.
     pub fn new(folder: &Path) -> FakeCuda {
         FakeCuda::compile(folder, &[])
     }
@@ -21,6 +21,11 @@ impl FakeCuda {
     /// A library of the driver's name that has none of its functions.
     pub fn without_functions(folder: &Path) -> FakeCuda {
         FakeCuda::compile(folder, &["-DEMPTY"])
+    }
+
+    /// A driver that can be asked what there is, and has no function that launches.
+    pub fn without_launches(folder: &Path) -> FakeCuda {
+        FakeCuda::compile(folder, &["-DOLD"])
     }
 
     /// Files of the driver's names that are empty, as containers have that were given no GPU. Whatever driver the machine

@@ -101,6 +101,56 @@ pub enum ProbeError {
     },
 }
 
+/// What a device cannot do.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// There is not so much memory.
+    #[error(
+        "the GPU has no {bytes} bytes for {what}{}",
+        .free.map(|free| format!(", {free} are free")).unwrap_or_default()
+    )]
+    OutOfMemory {
+        /// What the memory was for.
+        what: &'static str,
+        /// Size of the request.
+        bytes: usize,
+        /// What there is, where that is known.
+        free: Option<usize>,
+    },
+    /// The image has not the kernels of this program.
+    #[error(
+        "the CUDA kernels were built from another version of taper: there is no kernel {kernel} in them; build both from one version"
+    )]
+    KernelMissing {
+        /// The first one that is missing.
+        kernel: String,
+    },
+    /// The image cannot run on this GPU.
+    #[error(
+        "the CUDA kernels have no code for GPU {index}, {name}, of compute capability {compute_capability}; build them for it: TAPER_CUDA_ARCHS names architectures"
+    )]
+    NoCodeForDevice {
+        /// Which GPU.
+        index: usize,
+        /// What it is called.
+        name: String,
+        /// What it can.
+        compute_capability: ComputeCapability,
+    },
+    /// A kernel did what CUDA forbids, as the simulator sees it.
+    #[error("{kernel}: {text}")]
+    Fault {
+        /// Which kernel.
+        kernel: String,
+        /// What it did, and where.
+        text: String,
+    },
+    /// The driver fails, or there is none that can be used.
+    #[error(transparent)]
+    Driver(#[from] ProbeError),
+}
+
 impl ProbeError {
     /// Makes errors of what `call` returns. The driver is asked for the words, so its library must be there.
     pub(super) fn of(call: &'static str) -> impl Fn(DriverError) -> ProbeError {
@@ -130,6 +180,12 @@ fn advice(error: CUresult) -> &'static str {
         }
         CUresult::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE => {
             "libcuda is one for forward compatibility, which this GPU does not take: install the driver itself"
+        }
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+        | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+        | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | CUresult::CUDA_ERROR_LAUNCH_FAILED => {
+            "a kernel of taper went wrong: `taper selftest --device cuda` says whether they compute what they should on this GPU"
         }
         _ => "`nvidia-smi` and the kernel's log (`dmesg`) may say more",
     }

@@ -6,37 +6,20 @@ use libloading::Library;
 use std::error::Error;
 use std::sync::OnceLock;
 
-/// The functions of the driver that the probe calls, those within cudarc's wrappers among them.
-pub(super) const FUNCTIONS: [&str; 13] = [
-    "cuCtxGetCurrent",
-    "cuCtxSetCurrent",
-    "cuDeviceGet",
-    "cuDeviceGetAttribute",
-    "cuDeviceGetCount",
-    "cuDeviceGetName",
-    "cuDevicePrimaryCtxRelease_v2",
-    "cuDevicePrimaryCtxRetain",
-    "cuDriverGetVersion",
-    "cuGetErrorName",
-    "cuGetErrorString",
-    "cuInit",
-    "cuMemGetInfo_v2",
-];
-
-/// Makes sure that the library is loaded and has the [`FUNCTIONS`]: after that cudarc's wrappers of them do not panic.
-pub(super) fn require() -> Result<(), ProbeError> {
+/// Makes sure that the library is loaded and has some functions: after that cudarc's wrappers of them do not panic.
+pub(super) fn require(functions: &[&'static str]) -> Result<(), ProbeError> {
     // Kept for ever: cudarc opens the same one again, and a driver does not like to be unloaded.
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     if LIBRARY.get().is_none() {
         let library = open(names())?;
         LIBRARY.get_or_init(|| library);
     }
-    let missing = FUNCTIONS.into_iter().find(|name| {
+    let missing = functions.iter().find(|name| {
         // SAFETY: one of the names that cudarc looks for was found above, so `culib` finds one and does not panic. The
         // address is not called.
-        unsafe { sys::culib().get::<unsafe extern "C" fn()>(*name).is_err() }
+        unsafe { sys::culib().get::<unsafe extern "C" fn()>(**name).is_err() }
     });
-    missing.map_or(Ok(()), |function| Err(ProbeError::FunctionMissing { function }))
+    missing.map_or(Ok(()), |&function| Err(ProbeError::FunctionMissing { function }))
 }
 
 /// Names that the driver's library may have, in cudarc's order. Of cudarc's list those are left out that only other systems

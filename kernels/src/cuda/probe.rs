@@ -7,6 +7,23 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute as Attribute, CUresult};
 use std::fmt::{self, Display, Formatter};
 
+/// The functions of the driver that are called here, those within cudarc's wrappers among them.
+const FUNCTIONS: [&str; 13] = [
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuDriverGetVersion",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuInit",
+    "cuMemGetInfo_v2",
+];
+
 /// The oldest driver that will do. Compressed fatbins of CUDA 13 ask for it.
 pub const OLDEST_DRIVER: OldestDriver = OldestDriver { release: 580, cuda: CudaVersion(13_000) };
 
@@ -92,7 +109,7 @@ pub struct DriverInfo {
 /// # Errors
 /// When there is none. It never panics.
 pub fn driver() -> Result<DriverInfo, ProbeError> {
-    library::require()?;
+    library::require(&FUNCTIONS)?;
     let version = driver_version()?;
     if version < OLDEST_DRIVER.cuda {
         return Err(ProbeError::DriverTooOld { found: version, release: release::driver_release() });
@@ -147,7 +164,7 @@ pub fn probe(index: usize) -> Result<DeviceInfo, ProbeError> {
 /// The newest CUDA version that the driver supports; it may be asked before anything else.
 fn driver_version() -> Result<CudaVersion, ProbeError> {
     let mut version = 0;
-    // SAFETY: `version` is the int that the function writes; `library::require` has found the function.
+    // SAFETY: `version` is the int that the function writes; `driver` has made sure of the function.
     let answer = unsafe { sys::cuDriverGetVersion(&raw mut version) }.result();
     answer.map_err(ProbeError::of("cuDriverGetVersion"))?;
     Ok(CudaVersion(version))

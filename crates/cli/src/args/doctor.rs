@@ -16,6 +16,10 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "MIB", default_value_t = 1024)]
     pub(crate) bandwidth_mib: usize,
 
+    /// Print what the build says of its CUDA kernels instead: registers, shared memory, stack and spills of each.
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) kernels: bool,
+
     /// Print one JSON object instead.
     #[arg(long)]
     pub(crate) json: bool,

@@ -16,6 +16,7 @@ use taper_hub::Hub;
 use taper_kernels::cpu::cores::Cores;
 use taper_kernels::cpu::isa::Isa;
 use taper_kernels::cpu::operations;
+use taper_kernels::cuda::fatbin;
 use taper_kernels::{Backend, BackendInfo};
 
 /// Features that kernels use or could use on an architecture, in the system's words, with what they are for.
@@ -114,6 +115,9 @@ struct Paths {
 }
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
+    if args.kernels {
+        return output::line(fatbin::report().trim_end());
+    }
     let info = bench::cpu(&args.compute)?.info();
     let diagnosis = diagnose(&info, args.bandwidth_mib.saturating_mul(1 << 20))?;
     if args.json {

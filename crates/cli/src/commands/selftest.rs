@@ -1,14 +1,30 @@
 //! `taper selftest`: do the kernels of this machine compute what they should?
 
-use crate::args::SelftestArgs;
+use crate::args::{Device, SelftestArgs};
 use crate::commands::list;
 use crate::output;
 use anyhow::{Result, bail};
+use std::sync::Arc;
 use taper_kernels::cpu::isa::Isa;
+use taper_kernels::cuda::{Cuda, Device as _, Driver, fatbin};
 use taper_kernels::selftest::{self, Check};
 use taper_kernels::{Activations, Backend, BackendInfo, Cpu, CpuConfig};
 
 pub(crate) fn run(args: &SelftestArgs) -> Result<()> {
+    let failed = match args.device.device {
+        Device::Cuda(index) => on_gpu(args, index)?,
+        Device::Auto | Device::Cpu => on_processor(args)?,
+    };
+    if failed > 0 {
+        bail!(
+            "{failed} checks failed: this machine's answers cannot be trusted; --isa and --device choose other kernels"
+        );
+    }
+    Ok(())
+}
+
+/// Checks that failed, on each instruction set.
+fn on_processor(args: &SelftestArgs) -> Result<usize> {
     let sets = match &args.compute.isa {
         Some(name) => vec![Isa::parse(name)?],
         None => Isa::available(),
@@ -18,19 +34,30 @@ pub(crate) fn run(args: &SelftestArgs) -> Result<()> {
     for (isa, activations) in sets.into_iter().flat_map(|isa| both.map(|activations| (isa, activations))) {
         let config = CpuConfig { threads: args.compute.threads, isa: Some(isa.name().into()) };
         let cpu = Cpu::new(config)?.with_activations(activations);
-        let mut checks = Vec::new();
-        selftest::run(&cpu, &mut |check| checks.push(check))?;
-        let bad = checks.iter().filter(|check| !check.passed()).count();
-        print(checks.iter().filter(|check| args.all || !check.passed()))?;
-        let verdict = if bad == 0 { "all passed".into() } else { format!("{bad} FAILED") };
         let BackendInfo { isa, threads, numerics_class, .. } = cpu.info();
-        output::line(&format!("{isa}, {threads} threads, {numerics_class}: {} checks, {verdict}", checks.len()))?;
-        failed += bad;
+        failed += on(&cpu, &format!("{isa}, {threads} threads, {numerics_class}"), args.all)?;
     }
-    if failed > 0 {
-        bail!("{failed} checks failed: this machine's answers cannot be trusted; --isa chooses other kernels");
-    }
-    Ok(())
+    Ok(failed)
+}
+
+/// Checks that failed, with the kernels of this program.
+fn on_gpu(args: &SelftestArgs, index: usize) -> Result<usize> {
+    let device = Arc::new(Driver::open(index, &fatbin::image()?)?);
+    let name = device.properties().name.clone();
+    let cuda = Cuda::new(device)?;
+    let class = cuda.info().numerics_class;
+    on(&cuda, &format!("GPU {index}, {name}, {class}"), args.all)
+}
+
+/// Checks that failed; the table has them, or all.
+fn on<B: Backend>(backend: &B, what: &str, all: bool) -> Result<usize> {
+    let mut checks = Vec::new();
+    selftest::run(backend, &mut |check| checks.push(check))?;
+    let failed = checks.iter().filter(|check| !check.passed()).count();
+    print(checks.iter().filter(|check| all || !check.passed()))?;
+    let verdict = if failed == 0 { "all passed".into() } else { format!("{failed} FAILED") };
+    output::line(&format!("{what}: {} checks, {verdict}", checks.len()))?;
+    Ok(failed)
 }
 
 fn print<'a>(checks: impl Iterator<Item = &'a Check>) -> Result<()> {

@@ -3,7 +3,7 @@
 use indicatif::BinaryBytes;
 use serde::Serialize;
 use std::fmt::{self, Display, Formatter};
-use taper_kernels::cuda::{self, DeviceInfo, ProbeError};
+use taper_kernels::cuda::{self, DeviceInfo, ProbeError, fatbin};
 
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Gpu {
@@ -14,8 +14,10 @@ pub(super) struct Gpu {
     /// Why none can be used, where that is not for one of them to say.
     problem: Option<String>,
     devices: Vec<Device>,
-    /// Whether this build has kernels for them.
+    /// Whether there are kernels for them, in this build or where TAPER_FATBIN says.
     in_this_build: bool,
+    /// Which, or why none.
+    kernels: String,
 }
 
 /// A GPU that the driver sees: what it is, or why it cannot be used.
@@ -38,7 +40,12 @@ enum Device {
 
 impl Gpu {
     pub(super) fn read() -> Gpu {
-        let gpu = Gpu { driver: cuda::driver_release(), ..Gpu::default() };
+        let gpu = Gpu {
+            driver: cuda::driver_release(),
+            in_this_build: fatbin::image().is_ok(),
+            kernels: fatbin::describe(),
+            ..Gpu::default()
+        };
         match cuda::driver() {
             Err(error) => Gpu { problem: Some(error.to_string()), ..gpu },
             Ok(driver) => {
@@ -53,8 +60,9 @@ impl Gpu {
         let found = self.devices.iter().map(ToString::to_string).chain(self.problem.clone());
         let release = self.driver.as_ref().map(|release| format!("kernel driver {release}"));
         let cuda = self.cuda.as_ref().map(|cuda| format!("a driver for CUDA up to {cuda}"));
-        let lines = found.chain(release).chain(cuda).chain(["no CUDA kernels in this build".to_owned()]);
-        lines.enumerate().map(|(index, line)| (if index == 0 { "GPU" } else { "" }, line)).collect()
+        let lines = found.chain(release).chain(cuda);
+        let lines = lines.enumerate().map(|(index, line)| (if index == 0 { "GPU" } else { "" }, line));
+        lines.chain([("CUDA kernels", self.kernels.clone())]).collect()
     }
 }
 

@@ -1,0 +1,97 @@
+// What the attention kernels have in common: which keys a row sees, how they are split, references of the softmax, and the last
+// of the blocks of threads that share a row.
+//
+// Scores are in log2 units and all references whole, so correcting by 2^(m - m') rounds nothing, and the arms have the same
+// bits where no weight is below 2^-126 of its reference (kernels/src/cpu/attention/references.rs has the exact condition):
+//
+// | arm        | reference m of a row and head                                     | computed again, under running ones, if           |
+// |------------|-------------------------------------------------------------------|--------------------------------------------------|
+// | ONLINE     | floor of the largest score so far                                 | never                                            |
+// | BOUNDED    | floor(B) - 100, B = |q| max|k| scale log2 e bounds all its scores | not 2^-100 keys <= l < 2^126, or o is not finite |
+// | CALIBRATED | phi of the KV head                                                | a score outside (phi + below, phi + above), or so |
+#pragma once
+#include "softmax_common.cuh"
+#include "step.cuh"
+
+namespace attention {
+
+enum Arm { ONLINE = 0, BOUNDED = 1, CALIBRATED = 2 };
+
+constexpr int MAX_SPLITS = 32;
+
+// Keys of a split: 64 up to a context of 2048, and never more than 32 splits. It depends on the row's context alone, so that
+// the row's bits do, too.
+__device__ __forceinline__ int split_len(int context) {
+  int len = BLOCK_SIZE;
+  while (len * MAX_SPLITS < context) len *= 2;
+  return len;
+}
+
+// Keys and values of one KV head that a row sees.
+template <class T> struct Keys {
+  void* layer;
+  const int* blocks;  // ids of its sequence's blocks
+  int kv_head, num_kv_heads, head_dim;
+  int context;  // how many
+
+  __device__ __forceinline__ Piece<T> piece(int tile) const {
+    return Piece<T>(layer, blocks[tile], kv_head, num_kv_heads, head_dim);
+  }
+  __device__ __forceinline__ const T* key(int position) const {
+    return piece(position / BLOCK_SIZE).keys + position % BLOCK_SIZE * head_dim;
+  }
+  __device__ __forceinline__ const T* value(int position) const {
+    return piece(position / BLOCK_SIZE).values + position % BLOCK_SIZE * head_dim;
+  }
+  // The largest length of a key; a whole warp calls it.
+  __device__ __forceinline__ float longest() const {
+    const int last = (context - 1) / BLOCK_SIZE;
+    float longest = 0.0f;
+    for (int tile = threadIdx.x % 32; tile <= last; tile += 32) {
+      const int place = tile < last ? BLOCK_SIZE - 1 : (context - 1) % BLOCK_SIZE;
+      longest = softmax::larger(piece(tile).key_lengths[place], longest);
+    }
+    return softmax::warp_largest(longest);
+  }
+};
+
+// q.k of one key by one thread: elements ascending, a fused multiply-add each. q is followed by zeros up to a multiple of 8.
+template <class T> __device__ __forceinline__ float product(const float* q, const T* key, int head_dim) {
+  float x = 0.0f;
+#pragma unroll 2
+  for (int chunk = 0; chunk * elements::CHUNK < head_dim; chunk++) {
+    float k[elements::CHUNK];
+    elements::load_chunk(key, chunk, head_dim, k);
+#pragma unroll
+    for (int i = 0; i < elements::CHUNK; i++) x = fmaf(q[chunk * elements::CHUNK + i], k[i], x);
+  }
+  return x;
+}
+
+// floor(B) - 100 of a query in log2 units; a whole warp calls it. A score is a sum of head_dim products in float32, and the two
+// lengths are such sums: room is left for what their rounding may add to the bound.
+__device__ __forceinline__ float bounded_reference(const float* q, int head_dim, float longest_key) {
+  float squares = 0.0f;
+  for (int d = threadIdx.x % 32; d < head_dim; d += 32) squares = fmaf(q[d], q[d], squares);
+  const float rounding = 1.0f + float(4 * head_dim + 64) * 1.1920929e-7f;
+  return floorf(sqrtf(softmax::warp_sum(squares)) * longest_key * rounding) - 100.0f;
+}
+
+// Whether a sum of so many weights under a fixed reference holds their softmax: what was lost below 2^-126 of the reference is
+// less than 2^-26 of l if 2^-100 keys <= l, and no weight was cut at 2^127 if l < 2^126.
+__device__ __forceinline__ bool fits(float l, int keys) { return float(keys) * 7.888609e-31f <= l && l < 8.507059e37f; }
+
+// Whether this block of threads is the last of `blocks` that come here; what all of them published before may then be read.
+// `place` is shared, for one number; *ticket is zero before and after.
+__device__ __forceinline__ bool is_last(unsigned* ticket, unsigned blocks, unsigned* place) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();  // what was published before the ticket
+    *place = atomicInc(ticket, blocks - 1);
+    __threadfence();  // the tickets before what others published
+  }
+  __syncthreads();
+  return *place == blocks - 1;
+}
+
+}  // namespace attention

@@ -1,0 +1,42 @@
+// Elements of the three float types (float, __half, __nv_bfloat16): one at a time, or eight consecutive ones of a row.
+#pragma once
+#include "cuda.cuh"
+
+namespace elements {
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+// Rounds to nearest, ties to even.
+template <class T> __device__ __forceinline__ T from_float(float x);
+template <> __device__ __forceinline__ float from_float<float>(float x) { return x; }
+template <> __device__ __forceinline__ __half from_float<__half>(float x) { return __float2half(x); }
+template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16(x); }
+
+// Elements that are read together; a chunk of a row.
+constexpr int CHUNK = 8;
+
+template <class T> struct alignas(16) Chunk {
+  T at[CHUNK];
+};
+
+// Elements 8 chunk to 8 chunk + 7 of a row of `len`; zeros beyond its end. `row` starts at a multiple of 16 bytes where `len`
+// is a multiple of 8.
+template <class T> __device__ __forceinline__ void load_chunk(const T* row, int chunk, int len, float (&to)[CHUNK]) {
+  if (len % CHUNK == 0) {
+    const Chunk<T> from = reinterpret_cast<const Chunk<T>*>(row)[chunk];
+#pragma unroll
+    for (int i = 0; i < CHUNK; i++) to[i] = to_float(from.at[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < CHUNK; i++) {
+      const int at = chunk * CHUNK + i;
+      to[i] = at < len ? to_float(row[at]) : 0.0f;
+    }
+  }
+}
+
+__device__ __forceinline__ int divided_up(int a, int b) { return (a + b - 1) / b; }
+
+}  // namespace elements

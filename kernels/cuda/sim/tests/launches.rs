@@ -1,0 +1,102 @@
+//! The launch code of `taper_kernels::cuda` on the simulator: what a GPU would be given computes what it should, in every
+//! schedule.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::sync::Arc;
+use taper_cuda_sim::{Schedule, Sim, differences};
+use taper_kernels::cuda::read::Stream;
+use taper_kernels::cuda::softmax::{SoftmaxForm, SoftmaxRows};
+use taper_kernels::cuda::{Device, Kernel};
+
+fn schedules() -> impl Iterator<Item = Schedule> {
+    (0..Schedule::COUNT).map(Schedule)
+}
+
+/// Scores of both signs, some masked.
+fn scores(rows: usize, cols: usize) -> Vec<f32> {
+    let score = |i: usize| if i % 11 == 5 { f32::NEG_INFINITY } else { ((i * 7919 + 13) % 1009) as f32 / 20.0 - 25.0 };
+    (0..rows * cols).map(score).collect()
+}
+
+/// In float64.
+fn reference(row: &[f32]) -> Vec<f64> {
+    let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let weights: Vec<f64> = row.iter().map(|&x| f64::from(x - largest).exp2()).collect();
+    let sum: f64 = weights.iter().sum();
+    weights.iter().map(|weight| weight / sum).collect()
+}
+
+fn check(out: &[f32], x: &[f32], cols: usize, what: &str) {
+    for (row, (out, x)) in out.chunks(cols).zip(x.chunks(cols)).enumerate() {
+        for (i, (&y, expected)) in out.iter().zip(reference(x)).enumerate() {
+            assert!(
+                (f64::from(y) - expected).abs() <= 1e-5 * expected + 1e-30,
+                "{what}, row {row}, {i}: {y}, {expected}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_kernel_has_the_parameters_that_its_launches_give() {
+    assert_eq!(differences(), Vec::<String>::new());
+    assert!(Kernel::ALL.len() >= 6);
+}
+
+#[test]
+fn every_form_of_softmax_is_right_and_the_same_in_every_schedule() {
+    for (rows, cols) in [(1, 1), (3, 33), (2, 5000), (1, 20_000)] {
+        let x = scores(rows, cols);
+        for form in SoftmaxForm::ALL {
+            let mut first: Option<Vec<u32>> = None;
+            for schedule in schedules() {
+                let device = Arc::new(Sim::new(schedule));
+                if !form.can_run(device.properties(), rows, cols) {
+                    continue;
+                }
+                let mut softmax = SoftmaxRows::new(&device, rows, cols).unwrap();
+                softmax.scores().write(0, &x).unwrap();
+                let mut out = vec![f32::NAN; x.len()];
+                // Again, because a launch leaves its counters as it found them.
+                for _ in 0..2 {
+                    softmax.run(&device, form).unwrap();
+                    softmax.weights().read(0, &mut out).unwrap();
+                    check(&out, &x, cols, form.name());
+                }
+                let bits: Vec<u32> = out.iter().map(|y| y.to_bits()).collect();
+                assert_eq!(*first.get_or_insert_with(|| bits.clone()), bits, "{form:?} {rows} x {cols} {schedule:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_graph_computes_from_what_memory_holds_when_it_is_replayed() {
+    let (rows, cols) = (2, 5000);
+    let device = Arc::new(Sim::new(Schedule(2)));
+    let mut softmax = SoftmaxRows::new(&device, rows, cols).unwrap();
+    softmax.scores().write(0, &vec![1.0; rows * cols]).unwrap();
+    let graph = device.capture(&mut || softmax.run(&device, SoftmaxForm::Chunks)).unwrap();
+    let mut out = vec![7.0; rows * cols];
+    softmax.weights().read(0, &mut out).unwrap();
+    assert!(out.iter().all(|&y| y == 0.0), "recording runs nothing");
+    let x = scores(rows, cols);
+    softmax.scores().write(0, &x).unwrap();
+    // SAFETY: the rows are there.
+    unsafe { device.replay(&graph).unwrap() };
+    softmax.weights().read(0, &mut out).unwrap();
+    check(&out, &x, cols, "a replay");
+}
+
+#[test]
+fn a_read_stream_reads_every_word_once() {
+    for words in [4, 64, 16_388, 140_000] {
+        let device = Arc::new(Sim::new(Schedule(3)));
+        let mut stream = Stream::new(&device, words).unwrap();
+        let values: Vec<u32> = (0..words as u32).map(|i| i.wrapping_mul(2_654_435_761).rotate_left(i % 32)).collect();
+        stream.words().write(0, &values).unwrap();
+        stream.run(&device).unwrap();
+        assert_eq!(stream.found().unwrap(), values.iter().fold(0, |sum, word| sum ^ word), "{words}");
+    }
+}

@@ -1,0 +1,406 @@
+//! [`Backend`] on a CUDA device: one launch per operation, weights in the file's own blocks, float32 activations. Kernels that
+//! join operations take their place step by step; these stay for shapes that those do not know.
+//!
+//! A device's errors come late and spoil all that follows, so an operation that meets one panics with its message; who runs a
+//! step catches that and fails the step.
+
+mod attention;
+mod buffer;
+mod kv_cache;
+mod observe;
+mod tables;
+
+pub use buffer::{Buffer, Matrix, Vector};
+pub use kv_cache::KvCache;
+
+use super::device::{Argument, Device, DevicePtr, Launch};
+use super::error::DeviceError;
+use super::kernels::Kernel;
+use super::memory::Memory;
+use crate::{
+    AttentionParams, Backend, BackendInfo, Error, HeadLayout, KvDtype, KvLayout, MatrixData, Rope, RopeKind,
+    ScoreStatistics, StepTables, WeightType,
+};
+use attention::{AttentionWork, Call};
+use buffer::{to_error, zeros};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tables::DeviceTables;
+
+/// The backend of a device.
+pub struct Cuda<D: Device> {
+    device: Arc<D>,
+    work: Mutex<Work<D>>,
+}
+
+/// Memory that operations use and nobody keeps.
+struct Work<D: Device> {
+    tables: DeviceTables<D>,
+    /// Token ids, rows or positions that an operation is told.
+    integers: Memory<D, i32>,
+    inv_freq: Memory<D, f64>,
+    attention: AttentionWork<D>,
+}
+
+/// Integers that an operation is told without taking more memory.
+const INTEGERS: usize = 1 << 12;
+/// Most pairs of a head that turn: half of the largest head.
+const MAX_PAIRS: usize = 128;
+
+fn done(outcome: Result<(), DeviceError>) {
+    if let Err(error) = outcome {
+        panic!("{error}");
+    }
+}
+
+/// A whole number that a kernel is told.
+fn int(value: usize) -> Argument {
+    Argument::I32(i32::try_from(value).expect("sizes of a step fit into 31 bits"))
+}
+
+impl<D: Device> Cuda<D> {
+    /// The backend of this device.
+    ///
+    /// # Errors
+    /// When the device has no memory left.
+    pub fn new(device: Arc<D>) -> Result<Cuda<D>, DeviceError> {
+        let work = Work {
+            tables: DeviceTables::default(),
+            integers: zeros(&device, "integers of a step", INTEGERS)?,
+            inv_freq: zeros(&device, "angles of a position", MAX_PAIRS)?,
+            attention: AttentionWork::new(&device)?,
+        };
+        Ok(Cuda { device, work: Mutex::new(work) })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<D> {
+        &self.device
+    }
+
+    fn work(&self) -> MutexGuard<'_, Work<D>> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Launches a kernel without shared memory that is told how large it is by its grid.
+    ///
+    /// # Safety
+    /// That of [`Device::launch`].
+    unsafe fn launch(&self, kernel: Kernel, grid: [usize; 3], threads: u32, arguments: &[Argument], bytes: usize) {
+        if grid.contains(&0) {
+            return;
+        }
+        let grid = grid.map(|blocks| u32::try_from(blocks).expect("grids of a step are small"));
+        let launch = Launch { kernel, grid, threads, shared_bytes: 0, cooperative: false, arguments, bytes };
+        // SAFETY: the caller's obligation.
+        done(unsafe { self.device.launch(&launch) });
+    }
+}
+
+impl<D: Device> Work<D> {
+    /// Integers on the device, until it is told others.
+    fn integers(&mut self, device: &Arc<D>, values: &[u32]) -> Result<Argument, DeviceError> {
+        if self.integers.len() < values.len() {
+            self.integers = zeros(device, "integers of a step", values.len().next_power_of_two())?;
+        }
+        let values: Vec<i32> = values.iter().map(|&value| value as i32).collect();
+        self.integers.write(0, &values)?;
+        Ok(Argument::Pointer(self.integers.address()))
+    }
+}
+
+/// `gemv_W` and `embed_W` of a weight type.
+fn kernels_of(weight_type: WeightType) -> (Kernel, Kernel) {
+    match weight_type {
+        WeightType::F32 => (Kernel::GemvF32, Kernel::EmbedF32),
+        WeightType::F16 => (Kernel::GemvF16, Kernel::EmbedF16),
+        WeightType::BF16 => (Kernel::GemvBf16, Kernel::EmbedBf16),
+        WeightType::Q4_0 => (Kernel::GemvQ4_0, Kernel::EmbedQ4_0),
+        WeightType::Q4_1 => (Kernel::GemvQ4_1, Kernel::EmbedQ4_1),
+        WeightType::Q5_0 => (Kernel::GemvQ5_0, Kernel::EmbedQ5_0),
+        WeightType::Q5_1 => (Kernel::GemvQ5_1, Kernel::EmbedQ5_1),
+        WeightType::Q8_0 => (Kernel::GemvQ8_0, Kernel::EmbedQ8_0),
+        WeightType::Q2_K => (Kernel::GemvQ2K, Kernel::EmbedQ2K),
+        WeightType::Q3_K => (Kernel::GemvQ3K, Kernel::EmbedQ3K),
+        WeightType::Q4_K => (Kernel::GemvQ4K, Kernel::EmbedQ4K),
+        WeightType::Q5_K => (Kernel::GemvQ5K, Kernel::EmbedQ5K),
+        WeightType::Q6_K => (Kernel::GemvQ6K, Kernel::EmbedQ6K),
+    }
+}
+
+const FLOAT: usize = size_of::<f32>();
+
+impl<D: Device> Backend for Cuda<D> {
+    type Buffer = Buffer<D>;
+    type Matrix = Matrix<D>;
+    type Vector = Vector<D>;
+    type KvCache = KvCache<D>;
+
+    fn info(&self) -> BackendInfo {
+        BackendInfo { name: "cuda", isa: "cuda", threads: 1, numerics_class: "cuda-float32" }
+    }
+
+    fn buffer(&self, rows: usize, cols: usize) -> Result<Buffer<D>, Error> {
+        Buffer::new(&self.device, rows, cols).map_err(to_error)
+    }
+
+    fn matrix(&self, parts: &[MatrixData<'_>]) -> Result<Matrix<D>, Error> {
+        Matrix::new(&self.device, parts)
+    }
+
+    fn matrix_bytes(&self, matrix: &Matrix<D>) -> usize {
+        matrix.num_bytes()
+    }
+
+    fn vector(&self, values: &[f32]) -> Result<Vector<D>, Error> {
+        Vector::new(&self.device, values).map_err(to_error)
+    }
+
+    fn kv_cache(&self, layout: KvLayout) -> Result<KvCache<D>, Error> {
+        KvCache::new(&self.device, layout)
+    }
+
+    fn kv_block_bytes(&self, layout: KvLayout) -> usize {
+        kv_cache::block_bytes(layout)
+    }
+
+    fn copy_kv_block(&self, cache: &mut KvCache<D>, from: u32, to: u32) {
+        const UNIT: usize = 16;
+        let layout = cache.layout;
+        assert!((from.max(to) as usize) < layout.num_blocks, "blocks {from} and {to} lie in the cache");
+        let block = kv_cache::block_bytes(layout);
+        let units = |bytes: usize| Argument::U32(u32::try_from(bytes / UNIT).expect("a layer has less than 64 GiB"));
+        let arguments =
+            [cache.layer(0), units(block), units(block * layout.num_blocks), int(from as usize), int(to as usize)];
+        let grid = [block.div_ceil(UNIT * 256).min(64), layout.num_layers, 1];
+        // SAFETY: pieces are multiples of 256 bytes and both blocks are in the cache, as was just asserted.
+        unsafe { self.launch(Kernel::CopyKvBlock, grid, 256, &arguments, 2 * block * layout.num_layers) };
+    }
+
+    fn export_kv_block(&self, cache: &KvCache<D>, block: u32, out: &mut Vec<u8>) {
+        done(cache.export(block, out));
+    }
+
+    fn import_kv_block(&self, cache: &mut KvCache<D>, block: u32, bytes: &[u8]) -> Result<(), Error> {
+        cache.import(block, bytes)
+    }
+
+    fn read_rows(&self, buffer: &Buffer<D>, rows: Range<usize>, out: &mut [f32]) {
+        assert_eq!(out.len(), rows.len() * buffer.cols(), "as many elements as the rows have");
+        done(buffer.data.read(rows.start * buffer.cols(), out));
+    }
+
+    fn embed(&self, table: &Matrix<D>, tokens: &[u32], out: &mut Buffer<D>) {
+        assert_eq!(out.cols(), table.cols, "a row of the table for each token");
+        assert!(
+            tokens.iter().all(|&token| (token as usize) < table.num_rows()),
+            "token ids are below the table's rows"
+        );
+        let (rows, cols) = (tokens.len(), table.cols);
+        let mut work = self.work();
+        let tokens = work.integers(&self.device, tokens).unwrap_or_else(|error| panic!("{error}"));
+        let grid = [cols.div_ceil(8 * 256), rows, 1];
+        for part in table.parts() {
+            let arguments = [part.bytes, tokens, out.rows(rows), int(cols), int(part.first), int(part.rows)];
+            let bytes = rows * (cols * FLOAT + part.row_bytes);
+            // SAFETY: the tokens were just uploaded; `out` has as many rows and the table's columns; the part has its rows in
+            // blocks of its type, aligned to 256 bytes.
+            unsafe { self.launch(kernels_of(part.weight_type).1, grid, 256, &arguments, bytes) };
+        }
+    }
+
+    fn rms_norm(&self, rows: usize, x: &Buffer<D>, weight: &Vector<D>, eps: f32, out: &mut Buffer<D>) {
+        let cols = x.cols();
+        assert_eq!(out.cols(), cols, "input and output are equally wide");
+        let arguments = [x.rows(rows), weight.elements(cols), out.rows(rows), int(cols), Argument::F32(eps)];
+        // SAFETY: x and out have `rows` rows of `cols` elements, the weight has `cols`.
+        unsafe { self.launch(Kernel::RmsNorm, [rows, 1, 1], 256, &arguments, 2 * rows * cols * FLOAT) };
+    }
+
+    fn add_rms_norm(
+        &self,
+        rows: usize,
+        residual: &mut Buffer<D>,
+        delta: &Buffer<D>,
+        weight: &Vector<D>,
+        eps: f32,
+        out: &mut Buffer<D>,
+    ) {
+        let cols = residual.cols();
+        assert_eq!((delta.cols(), out.cols()), (cols, cols), "residual, delta and output are equally wide");
+        let arguments = [
+            residual.rows(rows),
+            delta.rows(rows),
+            weight.elements(cols),
+            out.rows(rows),
+            int(cols),
+            Argument::F32(eps),
+        ];
+        // SAFETY: all three have `rows` rows of `cols` elements, the weight has `cols`; no two of them are one.
+        unsafe { self.launch(Kernel::AddRmsNorm, [rows, 1, 1], 256, &arguments, 4 * rows * cols * FLOAT) };
+    }
+
+    fn linear(&self, rows: usize, x: &Buffer<D>, matrix: &Matrix<D>, bias: Option<&Vector<D>>, out: &mut Buffer<D>) {
+        let (cols, num_outputs) = (matrix.cols, matrix.num_rows());
+        assert_eq!((x.cols(), out.cols()), (cols, num_outputs), "[rows, K] times [N, K] is [rows, N]");
+        let bias = bias.map(|bias| bias.elements(num_outputs));
+        for part in matrix.parts() {
+            let bias = bias.map_or(Argument::Pointer(DevicePtr(0)), |bias| bias.at(part.first * FLOAT));
+            let arguments = [
+                x.rows(rows),
+                part.bytes,
+                bias,
+                out.rows(rows).at(part.first * FLOAT),
+                int(rows),
+                int(part.rows),
+                int(cols),
+                int(num_outputs),
+            ];
+            let grid = [part.rows.div_ceil(16), rows.div_ceil(4), 1];
+            let bytes = part.rows * part.row_bytes + rows * (cols + part.rows) * FLOAT;
+            // SAFETY: x has `rows` rows of `cols`, out as many of all outputs, of which these begin at `first`; the part has its
+            // rows in blocks of its type, aligned to 256 bytes; the bias is null or has one element for each output.
+            unsafe { self.launch(kernels_of(part.weight_type).0, grid, 256, &arguments, bytes) };
+        }
+    }
+
+    fn qk_norm(
+        &self,
+        rows: usize,
+        qkv: &mut Buffer<D>,
+        heads: HeadLayout,
+        q_weight: &Vector<D>,
+        k_weight: &Vector<D>,
+        eps: f32,
+    ) {
+        assert_eq!(qkv.cols(), heads.qkv_width(), "qkv holds the heads it is said to");
+        let HeadLayout { num_heads, num_kv_heads, head_dim } = heads;
+        let arguments = [
+            qkv.rows(rows),
+            q_weight.elements(head_dim),
+            k_weight.elements(head_dim),
+            int(num_heads),
+            int(num_kv_heads),
+            int(head_dim),
+            Argument::F32(eps),
+        ];
+        let grid = [rows, (num_heads + num_kv_heads).div_ceil(4), 1];
+        let bytes = 2 * rows * (num_heads + num_kv_heads) * head_dim * FLOAT;
+        // SAFETY: qkv has `rows` rows of these heads, the weights have an element for each of a head's.
+        unsafe { self.launch(Kernel::QkNorm, grid, 128, &arguments, bytes) };
+    }
+
+    fn rope_angles(&self, rope: &Rope, positions: &[u32], out: &mut Buffer<D>) {
+        rope.check();
+        assert_eq!(out.cols(), rope.rotary_dim, "a cosine and a sine per pair");
+        if rope.rotary_dim == 0 {
+            return;
+        }
+        let rows = positions.len();
+        let mut work = self.work();
+        done(work.inv_freq.write(0, &rope.inv_freq));
+        let positions = work.integers(&self.device, positions).unwrap_or_else(|error| panic!("{error}"));
+        let inv_freq = Argument::Pointer(work.inv_freq.address());
+        let arguments = [positions, inv_freq, out.rows(rows), int(rope.rotary_dim), Argument::F32(rope.magnitude)];
+        // SAFETY: positions and frequencies were just uploaded; `out` has a row of `rotary_dim` for each position.
+        unsafe { self.launch(Kernel::RopeAngles, [rows, 1, 1], 128, &arguments, rows * rope.rotary_dim * FLOAT) };
+    }
+
+    fn rope_kv_store(
+        &self,
+        step: &StepTables,
+        rope: &Rope,
+        angles: &Buffer<D>,
+        params: AttentionParams<'_>,
+        qkv: &mut Buffer<D>,
+        cache: &mut KvCache<D>,
+    ) {
+        let (heads, rows) = (params.heads, step.num_rows());
+        rope.check();
+        step.check(heads, cache.layout);
+        assert_eq!(qkv.cols(), heads.qkv_width(), "qkv holds the heads it is said to");
+        assert_eq!(angles.cols(), rope.rotary_dim, "the angles are of this rotation");
+        assert!(rope.rotary_dim <= heads.head_dim, "no more turns than a head has");
+        let tables = self.work().tables.of(&self.device, step).unwrap_or_else(|error| panic!("{error}"));
+        let kind = match rope.kind {
+            RopeKind::AdjacentPairs => 0,
+            RopeKind::HalfSplit => 1,
+        };
+        let arguments = [
+            qkv.rows(rows),
+            angles.rows(rows),
+            tables.slots,
+            cache.layer(params.layer),
+            int(rows),
+            int(heads.num_heads),
+            int(heads.num_kv_heads),
+            int(heads.head_dim),
+            int(rope.rotary_dim),
+            int(kind),
+        ];
+        let kernel = match kv_cache::stored(cache.layout.dtype) {
+            KvDtype::BF16 | KvDtype::Q8_0 => Kernel::RopeKvStoreBf16,
+            KvDtype::F32 => Kernel::RopeKvStoreF32,
+            KvDtype::F16 => Kernel::RopeKvStoreF16,
+        };
+        let grid = [rows, heads.num_kv_heads, 1];
+        // SAFETY: `check` has made sure that slots lie in the cache, which has these heads; qkv and angles have `rows` rows.
+        unsafe { self.launch(kernel, grid, 128, &arguments, 2 * rows * heads.qkv_width() * FLOAT) };
+    }
+
+    fn attention(
+        &self,
+        step: &StepTables,
+        params: AttentionParams<'_>,
+        qkv: &Buffer<D>,
+        cache: &KvCache<D>,
+        out: &mut Buffer<D>,
+    ) -> u64 {
+        step.check(params.heads, cache.layout);
+        let call = Call { step, params, qkv, cache };
+        attention::attention(self, call, out).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn observe_scores(
+        &self,
+        step: &StepTables,
+        params: AttentionParams<'_>,
+        qkv: &Buffer<D>,
+        cache: &KvCache<D>,
+        statistics: &mut [ScoreStatistics],
+    ) {
+        step.check(params.heads, cache.layout);
+        done(observe::observe_scores(self, step, params, qkv, cache, statistics));
+    }
+
+    fn silu_mul(&self, rows: usize, gate_up: &Buffer<D>, out: &mut Buffer<D>) {
+        let cols = out.cols();
+        assert_eq!(gate_up.cols(), 2 * cols, "a gate and an up for each output");
+        let arguments = [gate_up.rows(rows), out.rows(rows), int(cols)];
+        // SAFETY: gate_up has `rows` rows of two elements for each of out's.
+        unsafe {
+            self.launch(Kernel::SiluMul, [cols.div_ceil(256), rows, 1], 256, &arguments, 3 * rows * cols * FLOAT);
+        };
+    }
+
+    fn add(&self, rows: usize, residual: &mut Buffer<D>, delta: &Buffer<D>) {
+        let cols = residual.cols();
+        assert_eq!(delta.cols(), cols, "residual and delta are equally wide");
+        let arguments = [residual.rows(rows), delta.rows(rows), int(cols)];
+        // SAFETY: both have `rows` rows of `cols` elements.
+        unsafe { self.launch(Kernel::Add, [cols.div_ceil(256), rows, 1], 256, &arguments, 3 * rows * cols * FLOAT) };
+    }
+
+    fn gather_rows(&self, x: &Buffer<D>, rows: &[u32], out: &mut Buffer<D>) {
+        let (cols, num) = (x.cols(), rows.len());
+        assert_eq!(out.cols(), cols, "input and output are equally wide");
+        let most = rows.iter().max().map_or(0, |&row| row as usize + 1);
+        let x = x.rows(most);
+        let picked = self.work().integers(&self.device, rows).unwrap_or_else(|error| panic!("{error}"));
+        let arguments = [x, picked, out.rows(num), int(cols)];
+        // SAFETY: the rows were just uploaded and lie in x; `out` has as many.
+        unsafe {
+            self.launch(Kernel::GatherRows, [cols.div_ceil(256), num, 1], 256, &arguments, 2 * num * cols * FLOAT);
+        };
+    }
+}

@@ -1,0 +1,157 @@
+//! The kernels of `kernels/cuda/*.cu` by name, with what they are given.
+
+use std::ffi::CStr;
+
+macro_rules! kernels {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal, $signature:literal;)*) => {
+        /// A kernel.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Kernel { $($(#[$doc])* $variant),* }
+
+        impl Kernel {
+            /// All of them; each stands at its own number.
+            pub const ALL: &[Kernel] = &[$(Kernel::$variant),*];
+
+            /// Its name in the image.
+            pub fn name(self) -> &'static CStr {
+                match self { $(Kernel::$variant => $name),* }
+            }
+
+            /// A letter per parameter: `p` pointer, `i` int, `u` unsigned, `f` float. The simulator has the types of the
+            /// source, and its tests compare.
+            pub fn signature(self) -> &'static str {
+                match self { $(Kernel::$variant => $signature),* }
+            }
+        }
+    };
+}
+
+kernels! {
+    /// Reads memory, as fast as the device can.
+    ReadStream = c"read_stream", "pup";
+    /// Softmax of rows in three passes, a block of 1024 threads per row.
+    SoftmaxThreePass = c"softmax_three_pass", "ppi";
+    /// Online, a warp per row.
+    SoftmaxOnline = c"softmax_online", "ppii";
+    /// Online, a block of 128 threads per row.
+    SoftmaxBlock = c"softmax_block", "ppi";
+    /// Several blocks per row: the states of all rows.
+    SoftmaxReduce = c"softmax_reduce", "piippp";
+    /// Several blocks per row: the division by what [`Kernel::SoftmaxReduce`] found.
+    SoftmaxNormalise = c"softmax_normalise", "ppiip";
+    /// Several blocks per row, which wait for each other.
+    SoftmaxCooperative = c"softmax_cooperative", "ppiipp";
+    /// Root mean square norm of rows.
+    RmsNorm = c"rms_norm", "pppif";
+    /// An addition, then the norm.
+    AddRmsNorm = c"add_rms_norm", "ppppif";
+    /// The norm of query and key heads.
+    QkNorm = c"qk_norm", "pppiiif";
+    /// Cosines and sines of a step's positions.
+    RopeAngles = c"rope_angles", "pppif";
+    /// Rotation, and the store into a cache of bf16.
+    RopeKvStoreBf16 = c"rope_kv_store_bf16", "ppppiiiiii";
+    /// Rotation, and the store into a cache of f16.
+    RopeKvStoreF16 = c"rope_kv_store_f16", "ppppiiiiii";
+    /// Rotation, and the store into a cache of f32.
+    RopeKvStoreF32 = c"rope_kv_store_f32", "ppppiiiiii";
+    /// Rows of a table of f32.
+    EmbedF32 = c"embed_f32", "pppiii";
+    /// Rows of a table of f16.
+    EmbedF16 = c"embed_f16", "pppiii";
+    /// Rows of a table of bf16.
+    EmbedBf16 = c"embed_bf16", "pppiii";
+    /// Rows of a table of q4_0.
+    EmbedQ4_0 = c"embed_q4_0", "pppiii";
+    /// Rows of a table of q4_1.
+    EmbedQ4_1 = c"embed_q4_1", "pppiii";
+    /// Rows of a table of q5_0.
+    EmbedQ5_0 = c"embed_q5_0", "pppiii";
+    /// Rows of a table of q5_1.
+    EmbedQ5_1 = c"embed_q5_1", "pppiii";
+    /// Rows of a table of q8_0.
+    EmbedQ8_0 = c"embed_q8_0", "pppiii";
+    /// Rows of a table of q2_k.
+    EmbedQ2K = c"embed_q2_k", "pppiii";
+    /// Rows of a table of q3_k.
+    EmbedQ3K = c"embed_q3_k", "pppiii";
+    /// Rows of a table of q4_k.
+    EmbedQ4K = c"embed_q4_k", "pppiii";
+    /// Rows of a table of q5_k.
+    EmbedQ5K = c"embed_q5_k", "pppiii";
+    /// Rows of a table of q6_k.
+    EmbedQ6K = c"embed_q6_k", "pppiii";
+    /// Rows of a buffer, by number.
+    GatherRows = c"gather_rows", "pppi";
+    /// SwiGLU's middle.
+    SiluMul = c"silu_mul", "ppi";
+    /// An addition.
+    Add = c"add", "ppi";
+    /// A block of the KV cache, all layers.
+    CopyKvBlock = c"copy_kv_block", "puuii";
+    /// A product of a few rows with a matrix of f32.
+    GemvF32 = c"gemv_f32", "ppppiiii";
+    /// A product of a few rows with a matrix of f16.
+    GemvF16 = c"gemv_f16", "ppppiiii";
+    /// A product of a few rows with a matrix of bf16.
+    GemvBf16 = c"gemv_bf16", "ppppiiii";
+    /// A product of a few rows with a matrix of q4_0.
+    GemvQ4_0 = c"gemv_q4_0", "ppppiiii";
+    /// A product of a few rows with a matrix of q4_1.
+    GemvQ4_1 = c"gemv_q4_1", "ppppiiii";
+    /// A product of a few rows with a matrix of q5_0.
+    GemvQ5_0 = c"gemv_q5_0", "ppppiiii";
+    /// A product of a few rows with a matrix of q5_1.
+    GemvQ5_1 = c"gemv_q5_1", "ppppiiii";
+    /// A product of a few rows with a matrix of q8_0.
+    GemvQ8_0 = c"gemv_q8_0", "ppppiiii";
+    /// A product of a few rows with a matrix of q2_k.
+    GemvQ2K = c"gemv_q2_k", "ppppiiii";
+    /// A product of a few rows with a matrix of q3_k.
+    GemvQ3K = c"gemv_q3_k", "ppppiiii";
+    /// A product of a few rows with a matrix of q4_k.
+    GemvQ4K = c"gemv_q4_k", "ppppiiii";
+    /// A product of a few rows with a matrix of q5_k.
+    GemvQ5K = c"gemv_q5_k", "ppppiiii";
+    /// A product of a few rows with a matrix of q6_k.
+    GemvQ6K = c"gemv_q6_k", "ppppiiii";
+    /// Attention with all scores of a row in memory, over a cache of bf16: the baseline.
+    AttentionNaiveBf16 = c"attention_naive_bf16", "pppppppiiiif";
+    /// Attention with all scores of a row in memory, over a cache of f16: the baseline.
+    AttentionNaiveF16 = c"attention_naive_f16", "pppppppiiiif";
+    /// Attention with all scores of a row in memory, over a cache of f32: the baseline.
+    AttentionNaiveF32 = c"attention_naive_f32", "pppppppiiiif";
+    /// How large the scores of attention over a cache of bf16 are.
+    ObserveScoresBf16 = c"observe_scores_bf16", "ppppppiiif";
+    /// How large the scores of attention over a cache of f16 are.
+    ObserveScoresF16 = c"observe_scores_f16", "ppppppiiif";
+    /// How large the scores of attention over a cache of f32 are.
+    ObserveScoresF32 = c"observe_scores_f32", "ppppppiiif";
+    /// Attention by multiply-adds over a cache of bf16.
+    AttentionPlainBf16 = c"attention_plain_bf16", "ppppppppppiiifi";
+    /// Attention by multiply-adds over a cache of f16.
+    AttentionPlainF16 = c"attention_plain_f16", "ppppppppppiiifi";
+    /// Attention by multiply-adds over a cache of f32.
+    AttentionPlainF32 = c"attention_plain_f32", "ppppppppppiiifi";
+}
+
+impl Kernel {
+    /// Its place in [`Kernel::ALL`].
+    pub fn index(self) -> usize {
+        self as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_stands_at_its_number_and_has_a_name_of_its_own() {
+        let mut names: Vec<&CStr> = Kernel::ALL.iter().map(|kernel| kernel.name()).collect();
+        assert!(Kernel::ALL.iter().enumerate().all(|(index, kernel)| kernel.index() == index));
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), Kernel::ALL.len());
+    }
+}
