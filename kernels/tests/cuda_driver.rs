@@ -57,6 +57,7 @@ fn use_all() -> Result<(), DeviceError> {
         unsafe { device.replay(&graph)? };
     }
     let end = device.record()?;
+    device.synchronize()?;
     assert_eq!(device.elapsed(&begin, &end)?, Duration::from_micros(1500));
     let failed = device.capture(&mut || Err(DeviceError::OutOfMemory { what: "a launch", bytes: 1, free: None }));
     assert!(failed.is_err_and(|error| error.to_string() == "the GPU has no 1 bytes for a launch"));

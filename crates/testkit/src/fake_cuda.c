@@ -303,7 +303,7 @@ int cuEventRecord(void *event, void *stream) {
     *(char *)event = 1;
     return in_context();
 }
-int cuEventSynchronize(void *event) { return *(char *)event == 1 ? in_context() : 1; }
+int cuEventSynchronize(void *event) { return *(char *)event != 1 ? 1 : bad ? 700 : in_context(); }
 int cuEventElapsedTime_v2(float *milliseconds, void *from, void *to) {
     *milliseconds = 1.5f;
     return *(char *)from == 1 && *(char *)to == 1 ? in_context() : 1;
