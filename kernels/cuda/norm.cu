@@ -4,7 +4,6 @@
 // | kernel       | grid                                 | threads | bytes of a row     | flops of an element |
 // |--------------|--------------------------------------|---------|--------------------|---------------------|
 // | rms_norm     | rows                                 | 256     | 12 cols + w        | 4                   |
-// | add_rms_norm | rows                                 | 256     | 20 cols + w        | 5                   |
 // | qk_norm      | rows, ceil((heads + kv_heads) / 4)   | 128     | 12 (heads + kv_heads) head_dim + w | 4   |
 //
 // Order of the squares' sum: thread (lane) t takes elements t, t + 256 (32), ... by fused multiply-adds, then a tree over the
@@ -12,8 +11,7 @@
 // A row is some KB that the kernel before left in the second-level cache: the launch bounds them (2 us), and above some
 // thousand rows the cache's bandwidth.
 //
-// Launch contract of all: no dynamic shared memory, no dependent launch; cols, head_dim >= 1. x and out may be the same memory;
-// residual, delta and out of add_rms_norm are three.
+// Launch contract of all: no dynamic shared memory, no dependent launch; cols, head_dim >= 1. x and out may be the same memory.
 #include "softmax_common.cuh"
 #include "step.cuh"
 
@@ -48,27 +46,6 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm(const float* x, const
   for (int i = threadIdx.x; i < cols; i += THREADS) out[i] = x[i] * scale * weight[i];
 }
 EXPORT_KERNEL(rms_norm)
-
-// residual += delta, then its norm; residual, delta, out [rows, cols].
-extern "C" __global__ void __launch_bounds__(256)
-    add_rms_norm(float* residual, const float* delta, const float* weight, float* out, int cols, float eps) {
-  SHARED(float, of_warps, WARPS);
-  residual += size_t(blockIdx.x) * cols;
-  delta += size_t(blockIdx.x) * cols;
-  out += size_t(blockIdx.x) * cols;
-  float sum = 0.0f;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < cols; i += THREADS) {
-    const float x = residual[i] + delta[i];
-    residual[i] = x;
-    sum = fmaf(x, x, sum);
-  }
-  const float scale = inverse_root(block_sum(sum, of_warps), cols, eps);
-  // Each thread reads what it wrote itself.
-#pragma unroll 4
-  for (int i = threadIdx.x; i < cols; i += THREADS) out[i] = residual[i] * scale * weight[i];
-}
-EXPORT_KERNEL(add_rms_norm)
 
 // A warp per head; qkv [rows, (num_heads + 2 num_kv_heads) head_dim], weights [head_dim].
 extern "C" __global__ void __launch_bounds__(128)

@@ -43,8 +43,6 @@ kernels! {
     SoftmaxCooperative = c"softmax_cooperative", "ppiipp";
     /// Root mean square norm of rows.
     RmsNorm = c"rms_norm", "pppif";
-    /// An addition, then the norm.
-    AddRmsNorm = c"add_rms_norm", "ppppif";
     /// The norm of query and key heads.
     QkNorm = c"qk_norm", "pppiiif";
     /// Cosines and sines of a step's positions.

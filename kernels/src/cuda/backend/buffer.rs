@@ -23,6 +23,19 @@ pub(super) fn zeros<D: Device, T: Plain>(
     Arena::new(device, what, Arena::<D>::bytes_of::<T>(len))?.part(what, len)
 }
 
+/// Makes room for `len` elements; what was there is zeros if there was not.
+pub(super) fn grow<D: Device, T: Plain>(
+    memory: &mut Memory<D, T>,
+    device: &Arc<D>,
+    what: &'static str,
+    len: usize,
+) -> Result<(), DeviceError> {
+    if memory.len() < len {
+        *memory = zeros(device, what, len.next_power_of_two())?;
+    }
+    Ok(())
+}
+
 /// `[rows, cols]` activations, row-major.
 pub struct Buffer<D: Device> {
     pub(super) data: Memory<D, f32>,
