@@ -160,6 +160,12 @@ kernels! {
     GemvFusedQ5K = c"gemv_fused_q5_k", "ppppppiiiifi";
     /// A product with a matrix of q6_k, joined with a norm before it and an addition or a gate after it.
     GemvFusedQ6K = c"gemv_fused_q6_k", "ppppppiiiifi";
+    /// Rotation, store and attention of rows of different sequences, over a cache of bf16.
+    AttentionDecodeBf16 = c"attention_decode_bf16", "pppppppppppppiiiiiffi";
+    /// Rotation, store and attention of rows of different sequences, over a cache of f16.
+    AttentionDecodeF16 = c"attention_decode_f16", "pppppppppppppiiiiiffi";
+    /// Rotation, store and attention of rows of different sequences, over a cache of f32.
+    AttentionDecodeF32 = c"attention_decode_f32", "pppppppppppppiiiiiffi";
 }
 
 impl Kernel {
