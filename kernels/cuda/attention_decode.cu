@@ -2,19 +2,23 @@
 // of query and key heads (or none), rotation, the store of key and value, and out = softmax(scale q k^T) v. To the bits, in the
 // output, the cache and the count, of qk_norm, rope_kv_store and attention_plain one after the other.
 //
-// Grid, division of the work, order of sums and bounds are those of attention_plain.cu, 128 threads: (rows, num_kv_heads * ceil(group
-// / 8), any). Every block turns its queries and the row's key and rounds key and value itself, in shared memory: some hundred
+// Grid (rows, num_kv_heads * ceil(group / 8), any), 128 threads; the division of the work, the order of sums and the bounds are
+// those of attention_plain.cu. Every block turns its queries and the row's key and rounds key and value itself, in shared memory: some hundred
 // bytes and instructions a thread, and no block waits for another's. It uses them in place of what the cache has at the row's
 // position, which one block of each row and KV head writes in this launch and none reads. The length of the new key, which the bound
 // of BOUNDED needs in every split, is computed in the same way by each.
 //
 // Bytes beyond those of attention_plain.cu: 2 sizeof(T) num_kv_heads head_dim of a row stored, and 8 head_dim of key and value and
-// 4 rotary_dim of angles read by each block, from the second-level cache. What it saves are two launches, or one. Computed, not measured.
+// 4 rotary_dim of angles read by each block, from the second-level cache. It saves one launch, or two. Computed, not measured.
 //
-// Launch contract: no dynamic shared memory, no dependent launch; tables and cache as in step.cuh; tickets are zero before and after.
-// No two rows of the step are of one sequence: a row would not see keys that others store in the launch. So guesses of speculation
-// and pieces of prompts take rope_kv_store and attention_plain. The place of a key is that of its position in block_tables, as
-// slots would say; rows of nobody (position -1) store nothing. qkv is left as it is.
+// Before it waits for the kernel before it (ptx.cuh) it reads weights alone, which nothing writes while a model is loaded: q_weight
+// and k_weight are asked for into the second-level cache.
+//
+// Launch contract: no dynamic shared memory; may be launched with the attribute of programmatic stream serialization, and without;
+// tables and cache as in step.cuh; tickets are zero before and after. No two rows of the step are of one sequence: a row would not
+// see keys that others store in the launch. So guesses of speculation and pieces of prompts take rope_kv_store and attention_plain.
+// The place of a key is that of its position in block_tables, as slots would say; rows of nobody (position -1) store nothing. qkv is
+// left as it is.
 #include "attention_plain.cuh"
 #include "rms.cuh"
 #include "rope.cuh"
@@ -37,6 +41,13 @@ template <class T> struct Raw {
   rope::Rotation rotation;
   const float *q_weight, *k_weight;
   float eps;
+
+  // Asks for what no kernel writes.
+  __device__ __forceinline__ void prefetch(int head_dim) const {
+    constexpr int FLOATS = 32;  // of a line of the cache
+    const int at = threadIdx.x % 32 * FLOATS, warp = threadIdx.x / 32;
+    if (warp < 2 && q_weight && at < head_dim) ptx::prefetch((warp == 0 ? q_weight : k_weight) + at);
+  }
 
   // Copies a head, normed if there is a weight; the whole warp calls it.
   __device__ __forceinline__ void copy_head(const float* from, const float* weight, int head_dim, float* to) const {
@@ -97,8 +108,8 @@ template <class T> struct Raw {
 
 }  // namespace
 
-// qkv [rows, qkv_width], not turned; angles [rows, rotary_dim]; q_weight, k_weight [head_dim], or both null; 0 <= rotary_dim <= head_dim,
-// even; kind is 0 for adjacent pairs, 1 for half split. The rest as attention_plain_T has it.
+// qkv [rows, qkv_width], not turned; angles [rows, rotary_dim]; q_weight, k_weight [head_dim], or both null; 0 <= rotary_dim <=
+// head_dim, even; kind is 0 for adjacent pairs, 1 for half split. The rest as attention_plain_T has it.
 #define ATTENTION_DECODE(name, T)                                                                                           \
   extern "C" __global__ void __launch_bounds__(128)                                                                         \
       attention_decode_##name(const float* qkv, const float* angles, const float* q_weight, const float* k_weight,          \
@@ -108,9 +119,13 @@ template <class T> struct Raw {
                               float log2_scale, int arm) {                                                                  \
     const rope::Rotation rotation{angles + size_t(blockIdx.x) * rotary_dim, rotary_dim, kind};                              \
     const Heads heads{num_heads, num_kv_heads, head_dim};                                                                   \
+    const Raw<T> source{rotation, q_weight, k_weight, eps};                                                                 \
+    source.prefetch(head_dim);                                                                                              \
+    ptx::let_next_start();                                                                                                  \
+    ptx::wait_for_previous();                                                                                               \
     attend<T>(Arguments{qkv, layer, positions, table_starts, block_tables, ranges, states, tickets, recomputed, out, heads, \
                         log2_scale, arm},                                                                                   \
-              Raw<T>{rotation, q_weight, k_weight, eps});                                                                   \
+              source);                                                                                                      \
   }                                                                                                                         \
   EXPORT_KERNEL(attention_decode_##name)
 ATTENTION_DECODE(bf16, __nv_bfloat16)

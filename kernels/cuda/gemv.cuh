@@ -14,9 +14,14 @@ constexpr int WARPS = 8, OUTPUTS = 2, MOST_ROWS = 4;
 using weights::Byte;
 using elements::CHUNK;
 
-// Chunks whose weights one lane asks for at once, as many as registers allow: decoding blocks of 256 takes more of them, and of
-// float32 two chunks are as many bytes as four of bfloat16.
-template <class W, int ROWS> constexpr int CHUNKS_AT_ONCE = ROWS > 1 ? 1 : W::BLOCK == 256 ? 3 : 4;
+// Chunks whose weights one lane asks for at once, as many as registers allow without spilling: decoding blocks of 256 takes more of
+// them, and of float32 two chunks are as many bytes as four of bfloat16.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int MOST_AT_ONCE = 3;
+#else
+constexpr int MOST_AT_ONCE = 4;
+#endif
+template <class W, int ROWS> constexpr int CHUNKS_AT_ONCE = ROWS > 1 ? 1 : W::BLOCK == 256 ? MOST_AT_ONCE - 1 : MOST_AT_ONCE;
 template <> constexpr int CHUNKS_AT_ONCE<weights::F32, 1> = 2;
 
 // Adds the products of ROWS rows with two rows of the matrix over this lane's chunks from `first`, a multiple of 32, to `end - 1`.

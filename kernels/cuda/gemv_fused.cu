@@ -2,9 +2,12 @@
 //
 //     x'[r][k] = x[r][k] scale[r] norm_weight[k], scale = 1 / sqrt(mean(x^2) + eps)        or x, without a norm's weight
 //     sum[r][i] = sum_k x'[r][k] w[i][k] (+ bias[i])
-//     out[r][i] = sum[r][i]                            STORE       bits of rms_norm, then gemv_W
-//     out[r][i] += sum[r][i]                           ADD         bits of that, then add
-//     out[r][i] = silu(sum[r][i]) sum_k x'[r][k] up[i][k]   SILU_MUL    bits of rms_norm, gemv_W of [w | up], then silu_mul
+//     out[r][i] = sum[r][i]                                 STORE     the bits of rms_norm, then gemv_W
+//     out[r][i] += sum[r][i]                                ADD       the bits of that, then add
+//     out[r][i] = silu(sum[r][i]) sum_k x'[r][k] up[i][k]   SILU_MUL  the bits of rms_norm, gemv_W of [w | up], then silu_mul
+//
+// So a layer at decode is five launches: q, k and v (norm, STORE), attention_decode.cu, the output of attention (ADD), gate and up (norm,
+// SILU_MUL), down (ADD).
 //
 // Grid (ceil(n / 16), ceil(rows / 4)), and (ceil(n / 8), ...) under SILU_MUL; 256 threads. A warp has two outputs (SILU_MUL: gate
 // and up of one) of up to four rows; gemv.cuh and rms.cuh have the orders of the sums, which depend on cols alone.
@@ -17,17 +20,28 @@
 // threads for the norm: some 7 % of the instructions of a product of 4096 columns. The same bounds hold; of several rows, reads of
 // shared memory are at most half of the issue slots of their multiply-adds. Computed, not measured.
 //
-// Launch contract: no dynamic shared memory, no dependent launch; w, up, x and norm_weight aligned to 16
-// bytes; cols a whole number of blocks.
-// n outputs; out points at the first of them in the first row, and out_stride elements on at that of the next. x and out never
-// overlap: blocks read x while others write out. So a residual is read by products that write elsewhere, and written in place
-// by those that read something else. bias is null under SILU_MUL, up under the others.
+// Before it waits for the kernel before it (ptx.cuh) it reads weights alone, which nothing writes while a model is loaded: the first
+// 2 KB of each row of w and up, and norm_weight, are asked for into the second-level cache; the compiler may load of w, up,
+// norm_weight and bias what it likes.
+//
+// Launch contract: no dynamic shared memory; may be launched with the attribute of programmatic stream serialization, and without.
+// w, up, x and norm_weight are aligned to 16 bytes; cols is a whole number of blocks. n outputs; out points at the first of them in
+// the first row, and out_stride elements on at that of the next. x and out never overlap: blocks read x while others write out. So a
+// residual is read by products that write elsewhere, and written in place by those that read something else. bias is null under
+// SILU_MUL, up under the others.
 #include "gemv.cuh"
 #include "rms.cuh"
 
 using namespace gemv;
 
 namespace {
+
+// Blocks of threads that a multiprocessor holds at least; compute capability 12 spills at three.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int RESIDENT = 2;
+#else
+constexpr int RESIDENT = 3;
+#endif
 
 enum Epilogue { STORE = 0, ADD = 1, SILU_MUL = 2 };
 
@@ -115,23 +129,21 @@ __device__ __forceinline__ void fill(const Tile<ROWS>& tile, const Call& call, i
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
       const float4 x = load_half(row_of(call, row), half, call.cols, whole);
-      const float scale = scales[row];
-      tile.store(row, half, make_float4(x.x * scale * weight.x, x.y * scale * weight.y, x.z * scale * weight.z, x.w * scale * weight.w));
+      const float by = scales[row];
+      tile.store(row, half, make_float4(x.x * by * weight.x, x.y * by * weight.y, x.z * by * weight.z, x.w * by * weight.w));
     }
   }
 }
 
+__device__ __forceinline__ int first_output_of_warp(const Call& call) {
+  return (blockIdx.x * WARPS + threadIdx.x / 32) * (call.epilogue == SILU_MUL ? 1 : OUTPUTS);
+}
+
 // The block's outputs of ROWS rows; rows that are not there are computed as the last one and not written.
 template <class W, int ROWS>
-__device__ __forceinline__ void outputs_of_rows(const Call& call, const Shared& shared) {
+__device__ __forceinline__ void outputs_of_rows(const Call& call, const Byte* const (&of_outputs)[OUTPUTS], const Shared& shared) {
   const bool gated = call.epilogue == SILU_MUL;
-  const int of_warp = gated ? 1 : OUTPUTS, first_output = (blockIdx.x * WARPS + threadIdx.x / 32) * of_warp;
-  const Byte* of_outputs[OUTPUTS];
-#pragma unroll
-  for (int i = 0; i < OUTPUTS; i++) {
-    const Byte* const matrix = gated && i == 1 ? call.up : call.w;
-    of_outputs[i] = matrix + size_t(min(first_output + (gated ? 0 : i), call.n - 1)) * W::row_bytes(call.cols);
-  }
+  const int of_warp = gated ? 1 : OUTPUTS, first_output = first_output_of_warp(call);
   find_scales<ROWS>(call, shared);
   float sums[ROWS][OUTPUTS];
   clear(sums);
@@ -169,15 +181,37 @@ __device__ __forceinline__ void outputs_of_rows(const Call& call, const Shared& 
   *to = call.epilogue == ADD ? before + value : value;
 }
 
+// Asks for what this warp and this block will read first and no kernel writes.
+__device__ __forceinline__ void prefetch_weights(const Call& call, const Byte* const (&of_outputs)[OUTPUTS], size_t row_bytes) {
+  constexpr int LINE = 128, FLOATS = LINE / sizeof(float), LINES = 32 / OUTPUTS;
+  const int lane = threadIdx.x % 32;
+  const size_t at = lane % LINES * LINE;
+  if (at < row_bytes) ptx::prefetch((lane < LINES ? of_outputs[0] : of_outputs[1]) + at);
+  if (!call.norm_weight) return;
+#pragma unroll 1
+  for (int col = threadIdx.x * FLOATS; col < call.cols; col += rms::THREADS * FLOATS) ptx::prefetch(call.norm_weight + col);
+}
+
 template <class W> __device__ __forceinline__ void product(const Call& call) {
   SHARED(float4, tile, SHARED_FLOATS / 4);
   SHARED(float, of_warps, MOST_ROWS * rms::WARPS);
   SHARED(float, scales, MOST_ROWS);
   const Shared shared{reinterpret_cast<float*>(tile), of_warps, scales};
+  const bool gated = call.epilogue == SILU_MUL;
+  const Byte* of_outputs[OUTPUTS];
+#pragma unroll
+  for (int i = 0; i < OUTPUTS; i++) {
+    const Byte* const matrix = gated && i == 1 ? call.up : call.w;
+    const int output = min(first_output_of_warp(call) + (gated ? 0 : i), call.n - 1);
+    of_outputs[i] = matrix + size_t(output) * W::row_bytes(call.cols);
+  }
+  prefetch_weights(call, of_outputs, W::row_bytes(call.cols));
+  ptx::let_next_start();
+  ptx::wait_for_previous();
   if (call.rows - int(blockIdx.y) * MOST_ROWS == 1)
-    outputs_of_rows<W, 1>(call, shared);
+    outputs_of_rows<W, 1>(call, of_outputs, shared);
   else
-    outputs_of_rows<W, MOST_ROWS>(call, shared);
+    outputs_of_rows<W, MOST_ROWS>(call, of_outputs, shared);
 }
 
 }  // namespace
@@ -185,7 +219,7 @@ template <class W> __device__ __forceinline__ void product(const Call& call) {
 // x [rows, cols]; norm_weight [cols] or null; w n rows; up n rows or null; bias [n] or null; out as above; epilogue 0 store, 1 add,
 // 2 silu_mul.
 #define GEMV_FUSED(name, W)                                                                                                   \
-  extern "C" __global__ void __launch_bounds__(256, 3)                                                                        \
+  extern "C" __global__ void __launch_bounds__(256, RESIDENT)                                                                 \
       gemv_fused_##name(const float* x, const float* __restrict__ norm_weight, const unsigned char* __restrict__ w,           \
                         const unsigned char* __restrict__ up, const float* __restrict__ bias, float* out, int rows, int n,    \
                         int cols, int out_stride, float eps, int epilogue) {                                                  \

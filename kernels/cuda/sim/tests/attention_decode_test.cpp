@@ -83,7 +83,8 @@ struct Answer {
 
 // By the kernels that are joined, or by the one; `sharing` blocks of threads for each row and part of the heads.
 template <class T>
-Answer attend(const Decoding<T>& decoding, bool joined, bool normed, const Arm& arm, const sim::Schedule& schedule, unsigned sharing) {
+Answer attend(const Decoding<T>& decoding, bool joined, bool normed, const Arm& arm, const sim::Schedule& schedule,
+              unsigned sharing) {
   const Layout layout = decoding.layout;
   const Step& step = decoding.step;
   const int rows = step.rows(), parts = layout.parts();
@@ -101,7 +102,8 @@ Answer attend(const Decoding<T>& decoding, bool joined, bool normed, const Arm& 
            static_cast<const float*>(qkv.data()), decoding.angles.data(), normed ? decoding.q_weight.data() : nullptr,
            normed ? decoding.k_weight.data() : nullptr, layer, step.positions.data(), step.table_starts.data(),
            step.block_tables.data(), ranges.data(), states.data(), tickets.data(), &answer.recomputed, answer.out.data(),
-           layout.num_heads, layout.num_kv_heads, layout.head_dim, layout.rotary_dim, layout.kind, EPS, layout.log2_scale(), arm.arm);
+           layout.num_heads, layout.num_kv_heads, layout.head_dim, layout.rotary_dim, layout.kind, EPS, layout.log2_scale(),
+           arm.arm);
     CHECK(same_bits(qkv, decoding.qkv), "rows are left as they were");
   } else {
     if (normed)
@@ -120,9 +122,10 @@ Answer attend(const Decoding<T>& decoding, bool joined, bool normed, const Arm& 
 
 template <class T> unsigned compare_both(const Decoding<T>& decoding, bool normed, const Arm& arm, const sim::Schedule& schedule,
                                          unsigned sharing) {
-  const Answer apart = attend(decoding, false, normed, arm, {}, sharing), together = attend(decoding, true, normed, arm, schedule, sharing);
-  const std::string what = decoding.layout.name() + ", " + type_name<T>() + ", arm " + std::to_string(arm.arm) + (normed ? ", norm" : "") +
-                           ", shared by " + std::to_string(sharing) + " under " + schedule.name();
+  const Answer apart = attend(decoding, false, normed, arm, {}, sharing);
+  const Answer together = attend(decoding, true, normed, arm, schedule, sharing);
+  const std::string what = decoding.layout.name() + ", " + type_name<T>() + ", arm " + std::to_string(arm.arm) +
+                           (normed ? ", norm" : "") + ", shared by " + std::to_string(sharing) + " under " + schedule.name();
   CHECK(same_bits(together.out, apart.out), what);
   CHECK(together.cache == apart.cache, what + ": the cache");
   CHECK(together.cache != decoding.cache.bytes, what + ": the cache was written");
@@ -185,7 +188,8 @@ TEST(a_key_that_is_not_a_number_bounds_nothing) {
   expected.bytes = apart.cache;
   CHECK(cache.key_length(decoding.step.slots[0], 0) == expected.key_length(decoding.step.slots[0], 0), "the length so far");
   for (size_t i = 0; i < apart.out.size(); i++)
-    CHECK(apart.out[i] == together.out[i] || (std::isnan(apart.out[i]) && std::isnan(together.out[i])), "element " + std::to_string(i));
+    CHECK(apart.out[i] == together.out[i] || (std::isnan(apart.out[i]) && std::isnan(together.out[i])),
+          "element " + std::to_string(i));
 }
 
 TEST(bits_are_the_same_in_every_schedule) {

@@ -83,7 +83,8 @@ TEST(every_type_has_the_bits_of_the_kernels_that_are_joined) {
     };
     // The last two have several tiles of shared memory: of four rows, and of one.
     std::vector<Shape> shapes = {{1, 16, 256}, {4, 37, 512}, {5, 9, 768}, {2, 11, 2048}, {1, 10, 6400}};
-    if (type.block_len == 1) shapes.insert(shapes.end(), {{1, 37, 50}, {9, 17, 34}, {2, 3, 1}, {3, 20, 7}, {6, 5, 1540}, {1, 3, 6147}});
+    if (type.block_len == 1)
+      shapes.insert(shapes.end(), {{1, 37, 50}, {9, 17, 34}, {2, 3, 1}, {3, 20, 7}, {6, 5, 1540}, {1, 3, 6147}});
     if (type.block_len == 32) shapes.push_back({4, 16, 96});
     for (auto [rows, outputs, cols] : shapes) {
       const Matrix matrix(random, type, outputs, cols), up(random, type, outputs, cols);
