@@ -18,7 +18,7 @@ pub(crate) fn suite<B: Backend>(backend: &B) {
 }
 
 /// Bytes of a matrix: random blocks whose float16 scales are made sane.
-fn weights(rng: &mut SplitMix, weight_type: WeightType, rows: usize, cols: usize) -> Vec<u8> {
+pub(crate) fn weights(rng: &mut SplitMix, weight_type: WeightType, rows: usize, cols: usize) -> Vec<u8> {
     let num_blocks = rows * cols / weight_type.block_len();
     let mut bytes = Vec::new();
     for _ in 0..num_blocks {

@@ -3,12 +3,12 @@
 use super::buffer::{Buffer, grow, zeros};
 use super::kv_cache::{KvCache, stored};
 use super::tables::Addresses;
-use super::{Cuda, int};
+use super::{Cuda, Work, int, kind_of};
 use crate::cuda::device::{Argument, Device, DevicePtr};
 use crate::cuda::error::DeviceError;
 use crate::cuda::kernels::Kernel;
 use crate::cuda::memory::Memory;
-use crate::{AttentionParams, AttentionScheme, HeadLayout, Softmax, StepTables};
+use crate::{AttentionParams, AttentionScheme, HeadLayout, Softmax, StepTables, Turn};
 use std::sync::Arc;
 
 /// Splits of a row, at most.
@@ -81,15 +81,14 @@ impl<D: Device> AttentionWork<D> {
 }
 
 /// All scores of a row and head in memory, at most so many rows at once as have room.
-fn naive<D: Device>(
-    cuda: &Cuda<D>,
-    work: &mut AttentionWork<D>,
-    tables: Addresses,
-    call: Call<'_, D>,
-    out: &Buffer<D>,
-) -> Result<(), DeviceError> {
+fn naive<D: Device>(cuda: &Cuda<D>, call: Call<'_, D>, out: &Buffer<D>) -> Result<(), DeviceError> {
     let Call { step, params, qkv, cache } = call;
     let HeadLayout { num_heads, num_kv_heads, head_dim } = params.heads;
+    assert_eq!(qkv.cols(), params.heads.qkv_width(), "qkv holds the heads it is said to");
+    assert_eq!(out.cols(), params.heads.q_width(), "one output element per query element");
+    let mut work = cuda.work();
+    let tables = work.tables.of(&cuda.device, step)?;
+    let work = &mut work.attention;
     let stride = step.spans.iter().map(|span| span.context_len).max().unwrap_or(0);
     let (rows, of_row) = (step.num_rows(), num_heads * stride);
     let rows_at_once = (MAX_SCORES / of_row.max(1)).clamp(1, rows.max(1));
@@ -136,25 +135,43 @@ impl<D: Device> Clone for Call<'_, D> {
 
 impl<D: Device> Copy for Call<'_, D> {}
 
-/// Attention of every row; the cache counts the (row, head) pairs that were computed again.
-pub(super) fn attention<D: Device>(cuda: &Cuda<D>, call: Call<'_, D>, out: &mut Buffer<D>) -> Result<(), DeviceError> {
+/// What `attention_plain_T` and `attention_decode_T` are told alike.
+struct Launch {
+    tables: Addresses,
+    /// Blocks of threads along the second and third axis.
+    groups: usize,
+    splits: usize,
+    states: DevicePtr,
+    tickets: DevicePtr,
+    ranges: DevicePtr,
+    arm: i32,
+    log2_scale: f32,
+    /// Keys and values that are read, at least.
+    bytes: usize,
+}
+
+/// Makes room, and has the tables of the step and the references of the layer on the device.
+fn prepare<D: Device>(
+    cuda: &Cuda<D>,
+    work: &mut Work<D>,
+    call: Call<'_, D>,
+    out: &Buffer<D>,
+) -> Result<Launch, DeviceError> {
     let Call { step, params, qkv, cache } = call;
     let HeadLayout { num_heads, num_kv_heads, head_dim } = params.heads;
     let (rows, device) = (step.num_rows(), &cuda.device);
     assert_eq!(qkv.cols(), params.heads.qkv_width(), "qkv holds the heads it is said to");
     assert_eq!(out.cols(), params.heads.q_width(), "one output element per query element");
-    let mut work = cuda.work();
     let tables = work.tables.of(device, step)?;
     let work = &mut work.attention;
-    if params.scheme == AttentionScheme::Naive {
-        return naive(cuda, work, tables, call, out);
-    }
 
     let groups = num_kv_heads * (num_heads / num_kv_heads).div_ceil(HEADS);
     let wanted = BLOCKS_PER_MULTIPROCESSOR * device.properties().multiprocessors as usize;
     let splits = (wanted / (rows * groups).max(1)).clamp(1, MAX_SPLITS);
+    let (mut states, mut tickets) = (DevicePtr(0), DevicePtr(0));
     if splits > 1 {
         work.reserve(device, rows * groups, head_dim)?;
+        (states, tickets) = (work.states.address(), work.tickets.address());
     }
     let (arm, ranges): (i32, Vec<f32>) = match params.softmax {
         Softmax::Online => (0, Vec::new()),
@@ -173,35 +190,95 @@ pub(super) fn attention<D: Device>(cuda: &Cuda<D>, call: Call<'_, D>, out: &mut 
         }
         _ => DevicePtr(0),
     };
-    let (states, tickets) = match splits {
-        1 => (DevicePtr(0), DevicePtr(0)),
-        _ => (work.states.address(), work.tickets.address()),
-    };
+    let keys: usize = step.spans.iter().map(|span| span.context_len).sum();
+    let bytes = 2 * keys * num_kv_heads * head_dim * stored(cache.layout.dtype).bytes()
+        + 2 * rows * params.heads.q_width() * size_of::<f32>();
+    let log2_scale = params.scale * std::f32::consts::LOG2_E;
+    Ok(Launch { tables, groups, splits, states, tickets, ranges, arm, log2_scale, bytes })
+}
+
+/// Attention of every row; the cache counts the (row, head) pairs that were computed again.
+pub(super) fn attention<D: Device>(cuda: &Cuda<D>, call: Call<'_, D>, out: &mut Buffer<D>) -> Result<(), DeviceError> {
+    let Call { step, params, qkv, cache } = call;
+    let HeadLayout { num_heads, num_kv_heads, head_dim } = params.heads;
+    let rows = step.num_rows();
+    if params.scheme == AttentionScheme::Naive {
+        return naive(cuda, call, out);
+    }
+    let mut work = cuda.work();
+    let launch = prepare(cuda, &mut work, call, out)?;
     let arguments = [
         qkv.rows(rows),
         cache.layer(params.layer),
-        tables.positions,
-        tables.table_starts,
-        tables.block_tables,
-        Argument::Pointer(ranges),
-        Argument::Pointer(states),
-        Argument::Pointer(tickets),
+        launch.tables.positions,
+        launch.tables.table_starts,
+        launch.tables.block_tables,
+        Argument::Pointer(launch.ranges),
+        Argument::Pointer(launch.states),
+        Argument::Pointer(launch.tickets),
         cache.count(params.layer),
         out.rows(rows),
         int(num_heads),
         int(num_kv_heads),
         int(head_dim),
-        Argument::F32(params.scale * std::f32::consts::LOG2_E),
-        Argument::I32(arm),
+        Argument::F32(launch.log2_scale),
+        Argument::I32(launch.arm),
     ];
-    let stored = stored(cache.layout.dtype);
-    let kernel = stored.kernel([Kernel::AttentionPlainF16, Kernel::AttentionPlainBf16, Kernel::AttentionPlainF32]);
-    let keys: usize = step.spans.iter().map(|span| span.context_len).sum();
-    let bytes =
-        2 * keys * num_kv_heads * head_dim * stored.bytes() + 2 * rows * params.heads.q_width() * size_of::<f32>();
+    let kernels = [Kernel::AttentionPlainF16, Kernel::AttentionPlainBf16, Kernel::AttentionPlainF32];
+    let (kernel, grid) = (stored(cache.layout.dtype).kernel(kernels), [rows, launch.groups, launch.splits]);
     // SAFETY: the caller has checked the step, so positions, slots and block tables lie in the cache; qkv and out have `rows` rows
     // of these heads; states and tickets have room for every row and group of heads where several blocks share a row, and
-    // tickets are zeros since they were made, for a launch leaves them so; heads are no larger than the kernel's.
-    unsafe { cuda.launch(kernel, [rows, groups, splits], 128, &arguments, bytes) };
+    // tickets are zeros since they were made, for a launch leaves them so; heads are no larger than the kernel's, as those of a cache.
+    unsafe { cuda.launch(kernel, grid, 128, &arguments, launch.bytes) };
+    Ok(())
+}
+
+/// Norms, rotation, store and attention of rows of which no two are of one sequence.
+pub(super) fn rope_attention<D: Device>(
+    cuda: &Cuda<D>,
+    call: Call<'_, D>,
+    turn: Turn<'_, Cuda<D>>,
+    out: &mut Buffer<D>,
+) -> Result<(), DeviceError> {
+    let Call { step, params, qkv, cache } = call;
+    let HeadLayout { num_heads, num_kv_heads, head_dim } = params.heads;
+    let rows = step.num_rows();
+    turn.rope.check();
+    assert_eq!(turn.angles.cols(), turn.rope.rotary_dim, "the angles are of this rotation");
+    assert!(turn.rope.rotary_dim <= head_dim, "no more turns than a head has");
+    let null = Argument::Pointer(DevicePtr(0));
+    let (q_weight, k_weight, eps) = turn.qk_norm.map_or((null, null, 0.0), |(q_weight, k_weight, eps)| {
+        (q_weight.elements(head_dim), k_weight.elements(head_dim), eps)
+    });
+    let mut work = cuda.work();
+    let launch = prepare(cuda, &mut work, call, out)?;
+    let arguments = [
+        qkv.rows(rows),
+        turn.angles.rows(rows),
+        q_weight,
+        k_weight,
+        cache.layer(params.layer),
+        launch.tables.positions,
+        launch.tables.table_starts,
+        launch.tables.block_tables,
+        Argument::Pointer(launch.ranges),
+        Argument::Pointer(launch.states),
+        Argument::Pointer(launch.tickets),
+        cache.count(params.layer),
+        out.rows(rows),
+        int(num_heads),
+        int(num_kv_heads),
+        int(head_dim),
+        int(turn.rope.rotary_dim),
+        kind_of(turn.rope),
+        Argument::F32(eps),
+        Argument::F32(launch.log2_scale),
+        Argument::I32(launch.arm),
+    ];
+    let kernels = [Kernel::AttentionDecodeF16, Kernel::AttentionDecodeBf16, Kernel::AttentionDecodeF32];
+    let (kernel, grid) = (stored(cache.layout.dtype).kernel(kernels), [rows, launch.groups, launch.splits]);
+    // SAFETY: as in `attention`; the caller has made sure that no two rows are of one sequence; norms, if there are any, have a weight
+    // per element of a head, and angles a row of `rotary_dim` for each row.
+    unsafe { cuda.launch(kernel, grid, 128, &arguments, launch.bytes) };
     Ok(())
 }

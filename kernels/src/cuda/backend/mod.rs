@@ -6,6 +6,7 @@
 
 mod attention;
 mod buffer;
+mod fused;
 mod graphs;
 mod kv_cache;
 mod observe;
@@ -19,8 +20,8 @@ use super::error::DeviceError;
 use super::kernels::Kernel;
 use super::memory::Memory;
 use crate::{
-    AttentionParams, Backend, BackendInfo, Error, HeadLayout, KvLayout, MatrixData, Rope, RopeKind, ScoreStatistics,
-    StepInputs, StepTables, WeightType,
+    AttentionParams, AttentionScheme, Backend, BackendInfo, Error, HeadLayout, KvLayout, MatrixData, Norm, Rope,
+    RopeKind, ScoreStatistics, StepInputs, StepTables, Turn, WeightType,
 };
 use attention::{AttentionWork, Call};
 use buffer::{grow, to_error, zeros};
@@ -66,6 +67,14 @@ fn done(outcome: Result<(), DeviceError>) {
     if let Err(error) = outcome {
         panic!("{error}");
     }
+}
+
+/// Which pairs turn, as kernels are told.
+fn kind_of(rope: &Rope) -> Argument {
+    Argument::I32(match rope.kind {
+        RopeKind::AdjacentPairs => 0,
+        RopeKind::HalfSplit => 1,
+    })
 }
 
 /// A whole number that a kernel is told.
@@ -139,23 +148,30 @@ impl<D: Device> Work<D> {
     }
 }
 
-/// `gemv_W` and `embed_W` of a weight type.
-fn kernels_of(weight_type: WeightType) -> (Kernel, Kernel) {
-    match weight_type {
-        WeightType::F32 => (Kernel::GemvF32, Kernel::EmbedF32),
-        WeightType::F16 => (Kernel::GemvF16, Kernel::EmbedF16),
-        WeightType::BF16 => (Kernel::GemvBf16, Kernel::EmbedBf16),
-        WeightType::Q4_0 => (Kernel::GemvQ4_0, Kernel::EmbedQ4_0),
-        WeightType::Q4_1 => (Kernel::GemvQ4_1, Kernel::EmbedQ4_1),
-        WeightType::Q5_0 => (Kernel::GemvQ5_0, Kernel::EmbedQ5_0),
-        WeightType::Q5_1 => (Kernel::GemvQ5_1, Kernel::EmbedQ5_1),
-        WeightType::Q8_0 => (Kernel::GemvQ8_0, Kernel::EmbedQ8_0),
-        WeightType::Q2_K => (Kernel::GemvQ2K, Kernel::EmbedQ2K),
-        WeightType::Q3_K => (Kernel::GemvQ3K, Kernel::EmbedQ3K),
-        WeightType::Q4_K => (Kernel::GemvQ4K, Kernel::EmbedQ4K),
-        WeightType::Q5_K => (Kernel::GemvQ5K, Kernel::EmbedQ5K),
-        WeightType::Q6_K => (Kernel::GemvQ6K, Kernel::EmbedQ6K),
-    }
+/// The kernels of a weight type.
+struct TypeKernels {
+    gemv: Kernel,
+    gemv_fused: Kernel,
+    embed: Kernel,
+}
+
+fn kernels_of(weight_type: WeightType) -> TypeKernels {
+    let (gemv, gemv_fused, embed) = match weight_type {
+        WeightType::F32 => (Kernel::GemvF32, Kernel::GemvFusedF32, Kernel::EmbedF32),
+        WeightType::F16 => (Kernel::GemvF16, Kernel::GemvFusedF16, Kernel::EmbedF16),
+        WeightType::BF16 => (Kernel::GemvBf16, Kernel::GemvFusedBf16, Kernel::EmbedBf16),
+        WeightType::Q4_0 => (Kernel::GemvQ4_0, Kernel::GemvFusedQ4_0, Kernel::EmbedQ4_0),
+        WeightType::Q4_1 => (Kernel::GemvQ4_1, Kernel::GemvFusedQ4_1, Kernel::EmbedQ4_1),
+        WeightType::Q5_0 => (Kernel::GemvQ5_0, Kernel::GemvFusedQ5_0, Kernel::EmbedQ5_0),
+        WeightType::Q5_1 => (Kernel::GemvQ5_1, Kernel::GemvFusedQ5_1, Kernel::EmbedQ5_1),
+        WeightType::Q8_0 => (Kernel::GemvQ8_0, Kernel::GemvFusedQ8_0, Kernel::EmbedQ8_0),
+        WeightType::Q2_K => (Kernel::GemvQ2K, Kernel::GemvFusedQ2K, Kernel::EmbedQ2K),
+        WeightType::Q3_K => (Kernel::GemvQ3K, Kernel::GemvFusedQ3K, Kernel::EmbedQ3K),
+        WeightType::Q4_K => (Kernel::GemvQ4K, Kernel::GemvFusedQ4K, Kernel::EmbedQ4K),
+        WeightType::Q5_K => (Kernel::GemvQ5K, Kernel::GemvFusedQ5K, Kernel::EmbedQ5K),
+        WeightType::Q6_K => (Kernel::GemvQ6K, Kernel::GemvFusedQ6K, Kernel::EmbedQ6K),
+    };
+    TypeKernels { gemv, gemv_fused, embed }
 }
 
 const FLOAT: usize = size_of::<f32>();
@@ -277,7 +293,7 @@ impl<D: Device> Backend for Cuda<D> {
             let bytes = rows * (cols * FLOAT + part.row_bytes);
             // SAFETY: the tokens were just uploaded; `out` has as many rows and the table's columns; the part has its rows in
             // blocks of its type, aligned to 256 bytes.
-            unsafe { self.launch(kernels_of(part.weight_type).1, grid, 256, &arguments, bytes) };
+            unsafe { self.launch(kernels_of(part.weight_type).embed, grid, 256, &arguments, bytes) };
         }
     }
 
@@ -309,7 +325,7 @@ impl<D: Device> Backend for Cuda<D> {
             let bytes = part.rows * part.row_bytes + rows * (cols + part.rows) * FLOAT;
             // SAFETY: x has `rows` rows of `cols`, out as many of all outputs, of which these begin at `first`; the part has its
             // rows in blocks of its type, aligned to 256 bytes; the bias is null or has one element for each output.
-            unsafe { self.launch(kernels_of(part.weight_type).0, grid, 256, &arguments, bytes) };
+            unsafe { self.launch(kernels_of(part.weight_type).gemv, grid, 256, &arguments, bytes) };
         }
     }
 
@@ -378,10 +394,6 @@ impl<D: Device> Backend for Cuda<D> {
         assert_eq!(angles.cols(), rope.rotary_dim, "the angles are of this rotation");
         assert!(rope.rotary_dim <= heads.head_dim, "no more turns than a head has");
         let tables = self.work().tables.of(&self.device, step).unwrap_or_else(|error| panic!("{error}"));
-        let kind = match rope.kind {
-            RopeKind::AdjacentPairs => 0,
-            RopeKind::HalfSplit => 1,
-        };
         let arguments = [
             qkv.rows(rows),
             angles.rows(rows),
@@ -392,7 +404,7 @@ impl<D: Device> Backend for Cuda<D> {
             int(heads.num_kv_heads),
             int(heads.head_dim),
             int(rope.rotary_dim),
-            int(kind),
+            kind_of(rope),
         ];
         let kernels = [Kernel::RopeKvStoreF16, Kernel::RopeKvStoreBf16, Kernel::RopeKvStoreF32];
         let kernel = kv_cache::stored(cache.layout.dtype).kernel(kernels);
@@ -433,6 +445,58 @@ impl<D: Device> Backend for Cuda<D> {
         unsafe {
             self.launch(Kernel::SiluMul, [cols.div_ceil(256), rows, 1], 256, &arguments, 3 * rows * cols * FLOAT);
         };
+    }
+
+    fn norm_linear(
+        &self,
+        rows: usize,
+        norm: Norm<'_, Self>,
+        matrix: &Matrix<D>,
+        bias: Option<&Vector<D>>,
+        out: &mut Buffer<D>,
+    ) {
+        fused::norm_linear(self, rows, norm, matrix, bias, out);
+    }
+
+    fn norm_linear_silu_mul(
+        &self,
+        rows: usize,
+        norm: Norm<'_, Self>,
+        matrix: &Matrix<D>,
+        gate_up: &mut Buffer<D>,
+        out: &mut Buffer<D>,
+    ) {
+        fused::norm_linear_silu_mul(self, rows, norm, matrix, gate_up, out);
+    }
+
+    fn linear_add(
+        &self,
+        rows: usize,
+        x: &Buffer<D>,
+        matrix: &Matrix<D>,
+        _delta: &mut Buffer<D>,
+        residual: &mut Buffer<D>,
+    ) {
+        fused::linear_add(self, rows, x, matrix, residual);
+    }
+
+    fn rope_attention(
+        &self,
+        step: &StepTables,
+        turn: Turn<'_, Self>,
+        params: AttentionParams<'_>,
+        qkv: &mut Buffer<D>,
+        cache: &mut KvCache<D>,
+        out: &mut Buffer<D>,
+    ) {
+        // Rows of one sequence see keys of each other, which that kernel stores as it goes.
+        if params.scheme == AttentionScheme::SplitKv && step.has_one_row_each() {
+            self.check(step, params.heads, cache.layout);
+            done(attention::rope_attention(self, Call { step, params, qkv, cache }, turn, out));
+        } else {
+            self.turn_and_store(step, turn, params, qkv, cache);
+            self.attention(step, params, qkv, cache, out);
+        }
     }
 
     fn add(&self, rows: usize, residual: &mut Buffer<D>, delta: &Buffer<D>) {
