@@ -52,8 +52,8 @@ fn products<B: Backend>(b: &B, rows: usize, parts: &[(WeightType, usize)]) {
     let (mut normed, mut one, mut other) = (buffer(COLS), buffer(outputs), buffer(outputs));
     b.rms_norm(rows, &x, &weight, 1e-5, &mut normed);
     b.linear(rows, &normed, &matrix, Some(&bias), &mut one);
-    let norm = |normed| Norm { x: &x, weight: &weight, eps: 1e-5, normed };
-    b.norm_linear(rows, norm(&mut buffer(COLS)), &matrix, Some(&bias), &mut other);
+    let norm = Norm { x: &x, weight: &weight, eps: 1e-5, normed: &mut buffer(COLS) };
+    b.norm_linear(rows, norm, &matrix, Some(&bias), &mut other);
     assert_eq!(bits(&other, outputs), bits(&one, outputs), "norm, product; {what}");
 
     let (mut one, mut other, mut delta) = (upload(b, outputs, &before), upload(b, outputs, &before), buffer(outputs));
@@ -65,7 +65,8 @@ fn products<B: Backend>(b: &B, rows: usize, parts: &[(WeightType, usize)]) {
     let half = outputs / 2;
     let (mut one, mut other, mut gate_up) = (buffer(half), buffer(half), buffer(outputs));
     b.linear_silu_mul(rows, &normed, &matrix, &mut gate_up, &mut one);
-    b.norm_linear_silu_mul(rows, norm(&mut normed), &matrix, &mut gate_up, &mut other);
+    let norm = Norm { x: &x, weight: &weight, eps: 1e-5, normed: &mut normed };
+    b.norm_linear_silu_mul(rows, norm, &matrix, &mut gate_up, &mut other);
     assert_eq!(bits(&other, half), bits(&one, half), "norm, product, gate; {what}");
 }
 

@@ -102,7 +102,7 @@ fn decoded(network: &mut Llama<Cuda<Sim>>, before: impl Fn(&mut Llama<Cuda<Sim>>
 
 #[test]
 fn recorded_steps_have_the_bits_of_steps_that_run_as_they_come() {
-    let model = TinyModel { architecture: "qwen3", qk_gain: &[6.0], ..TinyModel::default() };
+    let model = TinyModel { qk_gain: &[6.0], ..TinyModel::default() };
     let mut recorded = load(cuda(0), &model);
     recorded.set_softmax(ModelSoftmax::Bounded).unwrap();
     let mut as_they_come = load(cuda(0), &model);
