@@ -8,9 +8,9 @@
 //
 // | kernel          | rows of a block | panels of 16 outputs it computes together | steps under way in each warp |
 // |-----------------|-----------------|--------------------------------------------|------------------------------|
-// | gemm_mma_T_r8   | 8               | 1                                          | 8, float types 4             |
+// | gemm_mma_T_r8   | 8               | 1                                          | 8; float and K types 4       |
 // | gemm_mma_T_r16  | 16              | 1                                          | 4                            |
-// | gemm_mma_T_r32  | 32              | 2                                          | 4, float types 2             |
+// | gemm_mma_T_r32  | 32              | 2                                          | 2                            |
 // | gemm_mma_T_r64  | 64              | 2                                          | 2                            |
 //
 // Grid (any, ceil(rows / rows of a block)), 256 threads. Block b computes panels (pairs of panels) b, b + gridDim.x, ... with x staged
@@ -32,8 +32,8 @@
 //
 // Launch contract: dynamic shared memory is piece * rows of a block * 64 bytes, and for types with minimums (q4_1, q5_1, q4_k, q5_k)
 // piece * rows of a block * 4 more; beside it up to 25 KB of static shared memory. `piece` is how many steps of x are staged together:
-// at least ceil(cols / 32), or a multiple of 64 (r8), 32 (r16, r32), 16 (r64). x, norm, tiles aligned to 16 bytes. cols a whole number
-// of blocks. out is neither x nor a matrix. No dependent launch.
+// at least ceil(cols / 32), or a multiple of 64 (r8), 32 (r16), 16 (r32, r64). x, norm, tiles aligned to 16 bytes. cols even, and a whole
+// number of blocks. out is neither x nor a matrix. No dependent launch.
 // out points at the first output of this part in the first row, and out_stride elements on at that of the next.
 #include "softmax_common.cuh"
 #include "tiles.cuh"
@@ -69,7 +69,7 @@ struct RowScales {
 // One of the four kernels for a type.
 template <class T, int GROUPS> struct Shape {
   static constexpr int ROWS = 8 * GROUPS, PANELS = GROUPS <= 2 ? 1 : 2;
-  static constexpr int DEPTH = T::RUN ? (GROUPS == 1 ? 8 : GROUPS <= 4 ? 4 : 2) : (GROUPS <= 2 ? 4 : 2);
+  static constexpr int DEPTH = GROUPS == 1 ? (sizeof(typename T::Raw) <= 20 ? 8 : 4) : GROUPS == 2 ? 4 : 2;
 };
 
 // Whether rows of x are scaled.
@@ -88,20 +88,16 @@ template <class T, int GROUPS> __device__ __forceinline__ Staged staged(const Ca
   return {memory, reinterpret_cast<float*>(memory + size_t(min(call.piece, call.steps())) * GROUPS * 32)};
 }
 
-// Columns k and k + 1 of a row, zeros beyond its end; k is even.
+// Columns k and k + 1 of a row of even length, zeros beyond its end; k is even.
 __device__ __forceinline__ float2 pair_of(const float* row, int k, int cols) {
-  if (cols % 2 == 0) return k < cols ? *reinterpret_cast<const float2*>(row + k) : make_float2(0.0f, 0.0f);
-  return make_float2(k < cols ? row[k] : 0.0f, k + 1 < cols ? row[k + 1] : 0.0f);
+  return k < cols ? *reinterpret_cast<const float2*>(row + k) : make_float2(0.0f, 0.0f);
 }
 
-// The same after the norm.
-__device__ __forceinline__ float2 normalised(const Call& call, const float* row, float scale, int k) {
-  float2 x = pair_of(row, k, call.cols);
-  if (call.norm) {
-    const float2 weight = pair_of(call.norm, k, call.cols);
-    x = make_float2(x.x * scale * weight.x, x.y * scale * weight.y);
-  }
-  return x;
+// The same columns after the norm.
+__device__ __forceinline__ float2 normalised(const Call& call, float2 x, float scale, int k) {
+  if (!call.norm) return x;
+  const float2 weight = pair_of(call.norm, k, call.cols);
+  return make_float2(x.x * scale * weight.x, x.y * scale * weight.y);
 }
 
 // Rounds a pair, scaled for its type, and leaves in it what it was rounded to.
@@ -114,32 +110,45 @@ __device__ __forceinline__ unsigned round_pair(float2& x, float scale, __half) {
   return unsigned(__half_as_ushort(__float2half(x.x * scale))) | unsigned(__half_as_ushort(__float2half(x.y * scale))) << 16;
 }
 
-// Stages `count` steps from `first` on. Four lanes have a step of a row, eight steps a warp: whole sectors of rows.
+// Stages `count` steps from `first` on. Four lanes have a step of a row, a warp eight steps: whole sectors of rows.
 template <class T, int GROUPS>
 __device__ __forceinline__ void stage(const Call& call, const RowScales* scales, int first_row, int first, int count) {
+  constexpr int BATCH = 4;  // loads under way, in four pairs
   const Staged to = staged<T, GROUPS>(call);
-  const int quad = tiles::lane() / 4, q = tiles::lane() % 4, rows = min(call.rows - first_row, 8 * GROUPS);
-  const int octets = (count + 7) / 8;
-#pragma unroll 2
-  for (int at = threadIdx.x / 32; at < rows * octets; at += WARPS) {
-    const int row = at / octets, step = at % octets * 8 + quad;
-    const float* const x = call.x + size_t(first_row + row) * call.cols;
-    const RowScales scale = scales[row];
-    unsigned pairs[4];
-    float sum = 0.0f;
+  const int q = tiles::lane() % 4, rows = min(call.rows - first_row, 8 * GROUPS);
+  const int octets = (count + 7) / 8, all = rows * octets;
+  for (int begin = threadIdx.x / 32; begin < all; begin += BATCH * WARPS) {
+    float2 pairs[BATCH][4];
+    int rows_of[BATCH], steps_of[BATCH];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      // Columns beyond the end are zeros, and so are steps.
-      float2 pair = normalised(call, x, scale.of_norm, (first + step) * STEP + 8 * i + 2 * q);
-      pairs[i] = round_pair(pair, scale.of_x, typename T::Element());
-      sum = sum + pair.x + pair.y;
+    for (int b = 0; b < BATCH; b++) {
+      const int at = min(begin + b * WARPS, all - 1);
+      rows_of[b] = at / octets;
+      steps_of[b] = at % octets * 8 + tiles::lane() / 4;
+      const float* const x = call.x + size_t(first_row + rows_of[b]) * call.cols;
+#pragma unroll
+      for (int i = 0; i < 4; i++) pairs[b][i] = pair_of(x, (first + steps_of[b]) * STEP + 8 * i + 2 * q, call.cols);
     }
-    const int place = step * GROUPS + row / 8;
-    if (step < count) to.operands[place * 32 + row % 8 * 4 + q] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-    if (T::MINIMUM) {
-      sum += __shfl_xor_sync(softmax::ALL_LANES, sum, 1);
-      sum += __shfl_xor_sync(softmax::ALL_LANES, sum, 2);
-      if (q == 0 && step < count) to.sums[place * 8 + row % 8] = sum;
+#pragma unroll
+    for (int b = 0; b < BATCH; b++) {
+      if (begin + b * WARPS >= all) break;
+      const int row = rows_of[b], step = steps_of[b], place = step * GROUPS + row / 8;
+      const RowScales scale = scales[row];
+      unsigned words[4];
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        float2 pair = normalised(call, pairs[b][i], scale.of_norm, (first + step) * STEP + 8 * i + 2 * q);
+        words[i] = round_pair(pair, scale.of_x, typename T::Element());
+        sum = sum + pair.x + pair.y;
+      }
+      if (T::MINIMUM) {
+        sum += __shfl_xor_sync(softmax::ALL_LANES, sum, 1);
+        sum += __shfl_xor_sync(softmax::ALL_LANES, sum, 2);
+      }
+      if (step >= count) continue;
+      to.operands[place * 32 + row % 8 * 4 + q] = make_uint4(words[0], words[1], words[2], words[3]);
+      if (T::MINIMUM && q == 0) to.sums[place * 8 + row % 8] = sum;
     }
   }
 }
@@ -185,7 +194,7 @@ __device__ __forceinline__ void find_scales(const Call& call, int first_row, Row
     const auto largest = [&](int row) {
       float most = 0.0f;
       for (int k = 2 * int(threadIdx.x); k < call.cols; k += 2 * THREADS) {
-        const float2 pair = normalised(call, x + size_t(row) * call.cols, scales[row].of_norm, k);
+        const float2 pair = normalised(call, pair_of(x + size_t(row) * call.cols, k, call.cols), scales[row].of_norm, k);
         most = softmax::larger(fabsf(pair.y), softmax::larger(fabsf(pair.x), most));
       }
       return most;
@@ -307,10 +316,6 @@ template <class T, int GROUPS> struct Stream {
   bool has_next;
   int cols, mine;  // how many steps this warp has of a panel
 
-  __device__ __forceinline__ void load(int slot, const Byte* const (&panels)[PANELS], int number) {
-#pragma unroll
-    for (int i = 0; i < PANELS; i++) T::load(panels[i], number * WARPS + int(threadIdx.x / 32), cols, raw[slot][i]);
-  }
   // The first steps of the first turn.
   __device__ __forceinline__ void begin(const Turns<T, GROUPS>& turns) {
     cols = turns.call.cols;
@@ -331,12 +336,19 @@ template <class T, int GROUPS> struct Stream {
     }
   }
   // Fills the slot that number `number` of this turn was in, with what comes DEPTH later. Every turn has as many steps, so
-  // that number `slot` of the next is to be found in `slot`.
+  // number `slot` of the next is looked for in `slot`.
   __device__ __forceinline__ void refill(int slot, int number) {
-    if (number + DEPTH < mine)
-      load(slot, now, number + DEPTH);
-    else if (has_next)
-      load(slot, next, slot);
+    const bool of_now = number + DEPTH < mine;
+    const Byte* panels[PANELS];
+#pragma unroll
+    for (int i = 0; i < PANELS; i++) panels[i] = of_now ? now[i] : next[i];
+    if (of_now || has_next) load(slot, panels, of_now ? number + DEPTH : slot);
+  }
+
+ private:
+  __device__ __forceinline__ void load(int slot, const Byte* const (&panels)[PANELS], int number) {
+#pragma unroll
+    for (int i = 0; i < PANELS; i++) T::load(panels[i], number, threadIdx.x / 32, cols, raw[slot][i]);
   }
 };
 
@@ -418,18 +430,13 @@ template <class T, int GROUPS> __device__ __forceinline__ void gemm(const Call& 
   Stream<T, GROUPS> stream;
   stream.begin(turns);
   find_scales<T, GROUPS>(call, first_row, scales, of_warps);
-  if (!in_pieces) {
-    stage<T, GROUPS>(call, scales, first_row, 0, steps);
-    __syncthreads();
-  }
-
   float gates[GROUPS] = {};  // of the turn before, this thread's
   for (int turn = 0; turns.is_there(turn); turn++) {
     Sums<T, GROUPS> sums;
     sums.clear();
     stream.begin_turn(turns, turn);
     for (int first = 0; first < steps; first += call.piece) {
-      if (in_pieces) {
+      if (in_pieces || turn == 0) {
         __syncthreads();  // who reads the piece before
         stage<T, GROUPS>(call, scales, first_row, first, min(call.piece, steps - first));
         __syncthreads();

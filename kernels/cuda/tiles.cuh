@@ -33,7 +33,7 @@
 // All in all the bytes of the file. Quantized values are at most eight bits, exact in bfloat16; the products of their scales are
 // exact in float32.
 //
-// A type T has `Raw`, what a lane loads of a step, `fragment(raw, half, a)`, and where RUN is not zero a scale for each RUN
+// A type T has `Raw`, what a lane has of a step; `load(panel, eight, sub, cols, raw)` of step 8 eight + sub; `fragment(raw, half, a)`; and where RUN is not zero a scale for each RUN
 // columns: `scale(raw, half)` of rows lane / 4 and lane / 4 + 8, and with MINIMUM what is added to all values, `minimum(raw)`.
 #pragma once
 #include "cuda.cuh"
@@ -69,7 +69,8 @@ template <class T> struct Float {
   };
 
   static __device__ __forceinline__ size_t panel_bytes(int cols) { return size_t((cols + 15) / 16) * FRAGMENTS; }
-  static __device__ __forceinline__ void load(const Byte* panel, int step, int cols, Raw& raw) {
+  static __device__ __forceinline__ void load(const Byte* panel, int eight, int sub, int cols, Raw& raw) {
+    const int step = eight * 8 + sub;
     const uint4* const at = reinterpret_cast<const uint4*>(panel + size_t(step) * 2 * FRAGMENTS) + lane();
     raw.of[0] = ptx::load_once(at);
     raw.of[1] = step * STEP + 16 < cols ? ptx::load_once(at + 32) : uint4{0, 0, 0, 0};
@@ -100,8 +101,8 @@ struct Q8_0 {
   };
 
   static __device__ __forceinline__ size_t panel_bytes(int cols) { return size_t(steps(cols)) * TILE; }
-  static __device__ __forceinline__ void load(const Byte* panel, int step, int, Raw& raw) {
-    const Byte* const tile = panel + size_t(step) * TILE;
+  static __device__ __forceinline__ void load(const Byte* panel, int eight, int sub, int, Raw& raw) {
+    const Byte* const tile = panel + size_t(eight * 8 + sub) * TILE;
     raw.quants = ptx::load_once(reinterpret_cast<const uint4*>(tile) + lane());
     raw.d = ptx::load_once(reinterpret_cast<const unsigned*>(tile + QUANTS) + lane() / 4);
   }
@@ -156,8 +157,8 @@ template <int HIGH, int ZERO, bool HAS_MINIMUM> struct Blocks32 {
   };
 
   static __device__ __forceinline__ size_t panel_bytes(int cols) { return size_t(steps(cols)) * TILE; }
-  static __device__ __forceinline__ void load(const Byte* panel, int step, int, Raw& raw) {
-    const Byte* const tile = panel + size_t(step) * TILE;
+  static __device__ __forceinline__ void load(const Byte* panel, int eight, int sub, int, Raw& raw) {
+    const Byte* const tile = panel + size_t(eight * 8 + sub) * TILE;
     const Byte* const scales = tile + Quants<HIGH>::BYTES;
     raw.quants.load(tile);
     if (MINIMUM)
@@ -191,9 +192,9 @@ template <int HIGH> struct Scaled256 {
   };
 
   static __device__ __forceinline__ size_t panel_bytes(int cols) { return size_t(cols / 256) * SUPER_TILE; }
-  static __device__ __forceinline__ void load(const Byte* panel, int step, int, Raw& raw) {
-    const Byte* const super_tile = panel + size_t(step / 8) * SUPER_TILE;
-    const int sub = step % 8, r = lane() / 4;
+  static __device__ __forceinline__ void load(const Byte* panel, int eight, int sub, int, Raw& raw) {
+    const Byte* const super_tile = panel + size_t(eight) * SUPER_TILE;
+    const int r = lane() / 4;
     raw.quants.load(super_tile + sub * Quants<HIGH>::BYTES);
     // Eight warps read these, one for each step.
     raw.d_min = __ldg(reinterpret_cast<const uint2*>(super_tile + D_MIN) + r);
@@ -232,9 +233,9 @@ struct Q6_K {
   };
 
   static __device__ __forceinline__ size_t panel_bytes(int cols) { return size_t(cols / 256) * SUPER_TILE; }
-  static __device__ __forceinline__ void load(const Byte* panel, int step, int, Raw& raw) {
-    const Byte* const super_tile = panel + size_t(step / 8) * SUPER_TILE;
-    const int sub = step % 8, r = lane() / 4;
+  static __device__ __forceinline__ void load(const Byte* panel, int eight, int sub, int, Raw& raw) {
+    const Byte* const super_tile = panel + size_t(eight) * SUPER_TILE;
+    const int r = lane() / 4;
     raw.quants.load(super_tile + sub * Quants<2>::BYTES);
     raw.scales = __ldg(reinterpret_cast<const unsigned*>(super_tile + SCALES) + sub * 8 + r);
     raw.d = __ldg(reinterpret_cast<const unsigned*>(super_tile + D) + r);
