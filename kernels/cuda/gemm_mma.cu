@@ -1,9 +1,9 @@
 // Products of up to 64 rows with a weight matrix on tensor cores: out[r][n] = sum_k x[r][k] w[n][k], float32 in memory and in sums,
 // weights as tiles (tiles.cuh), the weights as the 16-row operand A of mma.m16n8k16 and rows of x as its eight columns.
 //
-// x is rounded to bfloat16 when a block stages it. float16 weights have float16 products: a row is scaled by a power of two, so that
-// its largest magnitude is in [2^13, 2^14), and its sums scaled back, which rounds nothing. Before that x may be normalised, to
-// the bits of rms_norm. What becomes of a sum: out = sum (+ bias), out += sum, or out = silu(gate) * up with gate and up two
+// x is rounded to bfloat16 when a block stages it. float16 weights have float16 products: a row is scaled by a power of two, so
+// that its largest magnitude is in [2^13, 2^14), and its sums scaled back, which rounds nothing. Before that x may be normalised,
+// to the bits of rms_norm. What becomes of a sum: out = sum (+ bias), out += sum, or out = silu(gate) * up with gate and up two
 // matrices of the same shape.
 //
 // | kernel          | rows of a block | panels of 16 outputs it computes together | steps under way in each warp |
@@ -13,27 +13,28 @@
 // | gemm_mma_T_r32  | 32              | 2                                          | 2                            |
 // | gemm_mma_T_r64  | 64              | 2                                          | 2                            |
 //
-// Grid (any, ceil(rows / rows of a block)), 256 threads. Block b computes panels (pairs of panels) b, b + gridDim.x, ... with x staged
-// once, if it is staged whole. Good numbers: one panel (pair) a block up to four blocks for each multiprocessor, then as few
-// blocks as that; for silu a panel of gate and the same one of up count as one panel (pair).
+// Grid (any, ceil(rows / rows of a block)), 256 threads. Block b computes panels (pairs of panels) b, b + gridDim.x, ... with x
+// staged once, if it is staged whole; for silu a panel of gate and the same one of up count as one panel (pair). No bit depends
+// on gridDim.x. Good numbers: as many blocks as panels (pairs), but at most 4 for each multiprocessor with one or two rows, 2 with
+// three or four, else 1, and then as few as leave no block with more panels: every block reads all of x.
 //
-// Order of a sum: warp w takes steps of 32 columns w, w + 8, ... ascending. Float types: each step two products of 16 columns, added
-// up by the tensor core. Quantized types: a step's (q6_k: each half's) products from zero, then sum = fmaf(scale, products, sum),
-// then where there is a minimum sum = fmaf(minimum, sum of the step's x, sum). Then the eight warps' sums in order. It depends on cols
-// alone: columns of a product do not meet, so a row has the bits it has alone, in all four kernels.
-// A step's sum of x is that of the rounded values: lane q of four adds up columns 2 q, 2 q + 1, + 8, + 16, + 24 in order, then lanes
-// q and q + 1, q + 2 as a tree.
+// Order of a sum: warp w takes steps of 32 columns w, w + 8, ... ascending. Float types: each step two products of 16 columns,
+// added up by the tensor core. Quantized types: a step's (q6_k: each half's) products from zero, then sum = fmaf(scale, products,
+// sum), then where there is a minimum sum = fmaf(minimum, sum of the step's x, sum). Then the eight warps' sums in order. It depends
+// on cols alone: columns of a product do not meet, so a row has the bits it has alone, in all four kernels.
+// A step's sum of x is that of the rounded values: lane q of four adds up columns 2 q, 2 q + 1, then those 8, 16, 24 on, in order,
+// then lanes as a tree: q and q ^ 1, then q and q ^ 2.
 //
-// Bytes: the matrix once for each `rows of a block`; 4 cols rows of x for each block of threads, and as often as it has panels (pairs)
-// where x is staged in pieces. Flops: 2 n cols rows. Up to 16 rows DRAM bounds it: a 4096 x 4096 panel of q4_0 is 36 KB, for which an
-// H200 has 2000 cycles of a multiprocessor; a step takes 60 to 90 of its issue slots of 128 steps, so a quarter of them. From 32 rows
-// on reading x from the second-level cache bounds it: 64 rows of 4096 are 1 MB for each two panels of 256 KB (bf16). Computed,
-// not measured.
+// Bytes: the matrix once for each `rows of a block`; 4 cols rows of x for each block of threads, and for each of its panels (pairs)
+// where x is staged in pieces. Flops: 2 n cols rows. Up to 8 rows DRAM bounds it: while an H200 brings 288 bytes of q4_0 to each
+// multiprocessor at 4.3 TB/s there are 62 slots for instructions, and a step of r8 takes about 50; bf16 has 220 slots for 35. With
+// more rows reading x from the second-level cache does: 16 rows of 4096 columns are 256 KB for each block, 64 rows 1 MB for each
+// pair of panels of 256 KB (bf16). Computed, not measured.
 //
-// Launch contract: dynamic shared memory is piece * rows of a block * 64 bytes, and for types with minimums (q4_1, q5_1, q4_k, q5_k)
-// piece * rows of a block * 4 more; beside it up to 25 KB of static shared memory. `piece` is how many steps of x are staged together:
-// at least ceil(cols / 32), or a multiple of 64 (r8), 32 (r16), 16 (r32, r64). x, norm, tiles aligned to 16 bytes. cols even, and a whole
-// number of blocks. out is neither x nor a matrix. No dependent launch.
+// Launch contract: dynamic shared memory is min(piece, ceil(cols / 32)) * rows of a block * 64 bytes, and for types with minimums
+// (q4_1, q5_1, q4_k, q5_k) * 68; beside it up to 24 KB of static shared memory. `piece` is how many steps of x are staged together:
+// at least ceil(cols / 32), or a multiple of 64 (r8), 32 (r16), 16 (r32, r64). x, norm, tiles aligned to 16 bytes. cols even, and
+// a whole number of blocks. out is neither x nor a matrix. No dependent launch.
 // out points at the first output of this part in the first row, and out_stride elements on at that of the next.
 #include "softmax_common.cuh"
 #include "tiles.cuh"
@@ -218,8 +219,8 @@ __device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&a)[4], 
   ptx::mma_m16n8k16_f16(d, a, b);
 }
 
-// Sums of a warp: of each panel and group of rows the four of mma's operand D, (output lane / 4, rows 2 (lane % 4), + 1), and the same
-// rows of output lane / 4 + 8.
+// Sums of a warp: of each panel and group of rows the four of mma's operand D, (output lane / 4, rows 2 (lane % 4), + 1), and the
+// same rows of output lane / 4 + 8.
 template <class T, int GROUPS> struct Sums {
   static constexpr int PANELS = Shape<T, GROUPS>::PANELS;
   float of[PANELS][GROUPS][4];
@@ -250,7 +251,8 @@ template <class T, int GROUPS> struct Sums {
       if constexpr (T::MINIMUM) {
         const float2 sums = reinterpret_cast<const float2*>(x.sums)[place * 4 + tiles::lane() % 4];
 #pragma unroll
-        for (int panel = 0; panel < PANELS; panel++) add_scaled(of[panel][group], T::minimum(raw[panel]), sums.x, sums.y, sums.x, sums.y);
+        for (int panel = 0; panel < PANELS; panel++)
+          add_scaled(of[panel][group], T::minimum(raw[panel]), sums.x, sums.y, sums.x, sums.y);
       }
     }
   }

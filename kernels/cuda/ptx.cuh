@@ -40,6 +40,13 @@ __device__ __forceinline__ unsigned add_bf16x2(unsigned a, unsigned b) {
   return sum;
 }
 
+// (x & mask) | bits, one instruction: of two constants the compiler makes two.
+__device__ __forceinline__ unsigned masked_or(unsigned x, unsigned mask, unsigned bits) {
+  unsigned y;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(mask), "r"(bits));
+  return y;
+}
+
 // 16 bytes from global to shared memory, without `valid` zeros; past the first-level cache.
 __device__ __forceinline__ void copy_async_16(void* to, const void* from, bool valid = true) {
   const int bytes = valid ? 16 : 0;

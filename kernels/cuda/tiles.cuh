@@ -33,8 +33,9 @@
 // All in all the bytes of the file. Quantized values are at most eight bits, exact in bfloat16; the products of their scales are
 // exact in float32.
 //
-// A type T has `Raw`, what a lane has of a step; `load(panel, eight, sub, cols, raw)` of step 8 eight + sub; `fragment(raw, half, a)`; and where RUN is not zero a scale for each RUN
-// columns: `scale(raw, half)` of rows lane / 4 and lane / 4 + 8, and with MINIMUM what is added to all values, `minimum(raw)`.
+// A type T has `Raw`, what a lane has of a step; `load(panel, eight, sub, cols, raw)` of step 8 eight + sub;
+// `fragment(raw, half, a)`; and where RUN is not zero a scale for each RUN columns: `scale(raw, half)` of rows lane / 4 and
+// lane / 4 + 8, and with MINIMUM what is added to all values, `minimum(raw)`.
 #pragma once
 #include "cuda.cuh"
 
@@ -112,7 +113,7 @@ struct Q8_0 {
     for (int j = 0; j < 4; j++) {
       const unsigned word = half ? (j / 2 ? raw.quants.w : raw.quants.z) : (j / 2 ? raw.quants.y : raw.quants.x);
       const unsigned pair = word >> j % 2 * 8;
-      a[j] = ptx::add_bf16x2((pair & twice(0x7f)) | PAIR_OF_128, (pair & twice(0x80)) | PAIR_OF_128 | MINUS);
+      a[j] = ptx::add_bf16x2(ptx::masked_or(pair, twice(0x7f), PAIR_OF_128), ptx::masked_or(pair, twice(0x80), PAIR_OF_128 | MINUS));
     }
   }
   static __device__ __forceinline__ float2 scale(const Raw& raw, int) { return halves(raw.d); }
@@ -137,10 +138,10 @@ template <int HIGH> struct Quants {
   template <int ZERO> __device__ __forceinline__ void fragment(int half, unsigned (&a)[4]) const {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      unsigned pair = (j / 2 ? nibbles.y : nibbles.x) >> (j % 2 * 8 + half * 4) & twice(15);
+      unsigned pair = ptx::masked_or((j / 2 ? nibbles.y : nibbles.x) >> (j % 2 * 8 + half * 4), twice(15), PAIR_OF_128);
       const int from = HIGH * (half * 4 + j);
-      if (HIGH) pair |= (from < 4 ? high << (4 - from) : high >> (from - 4)) & twice(((1 << HIGH) - 1) << 4);
-      a[j] = ptx::add_bf16x2(pair | PAIR_OF_128, (PAIR_OF_128 + twice(ZERO)) | MINUS);
+      if (HIGH) pair = ptx::masked_or(from < 4 ? high << (4 - from) : high >> (from - 4), twice(((1 << HIGH) - 1) << 4), pair);
+      a[j] = ptx::add_bf16x2(pair, (PAIR_OF_128 + twice(ZERO)) | MINUS);
     }
   }
 };

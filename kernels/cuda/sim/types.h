@@ -1,7 +1,8 @@
 // Data types of CUDA: vectors, bfloat16, float16 and the 8-bit float e4m3.
 //
 // Models: sizes, alignments and conversions; conversions to 16 and 8 bits round to nearest, ties to even, as the hardware
-// does. Leaves out: arithmetic in the narrow types, but for the one addition below. Kernels convert to float32, compute, and convert back.
+// does. Leaves out: arithmetic in the narrow types, but for the one addition below. Kernels convert to float32,
+// compute, and convert back.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -51,6 +52,7 @@ inline __nv_bfloat16 __float2bfloat16(float x) {
 inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 x) { return x.bits; }
 
 namespace ptx {
+inline unsigned masked_or(unsigned x, unsigned mask, unsigned bits) { return (x & mask) | bits; }
 // Pairs of bfloat16: a + b, each rounded once.
 inline unsigned add_bf16x2(unsigned a, unsigned b) {
   const auto sum = [&](int half) {

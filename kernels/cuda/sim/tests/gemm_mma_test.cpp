@@ -127,8 +127,8 @@ void compare_products(const Row& out, const Row& x, const Matrix& matrix, double
       const Expected of = expected(x, int(row), weights);
       const double error = std::fabs(out[row * matrix.rows + output] - of.sum);
       if (error <= allowed * of.magnitude + 1e-30) continue;
-      CHECK(error <= allowed * of.magnitude, what + ", row " + std::to_string(row) + ", output " + std::to_string(output) + ": off by " +
-                                                 std::to_string(error / of.magnitude / allowed) + " of what is allowed");
+      CHECK(error <= allowed * of.magnitude, what + ", row " + std::to_string(row) + ", output " + std::to_string(output) +
+                                                 ": off by " + std::to_string(error / of.magnitude / allowed) + " of what is allowed");
       return;
     }
   }
