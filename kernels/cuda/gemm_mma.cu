@@ -11,7 +11,7 @@
 // | gemm_mma_T_r8   | 8               | 1                                          | 8; float and K types 4       |
 // | gemm_mma_T_r16  | 16              | 1                                          | 4                            |
 // | gemm_mma_T_r32  | 32              | 2                                          | 2                            |
-// | gemm_mma_T_r64  | 64              | 2                                          | 2                            |
+// | gemm_mma_T_r64  | 64              | 2; q6_k 1                                  | 2                            |
 //
 // Grid (any, ceil(rows / rows of a block)), 256 threads. Block b computes panels (pairs of panels) b, b + gridDim.x, ... with x
 // staged once, if it is staged whole; for silu a panel of gate and the same one of up count as one panel (pair). No bit depends
@@ -69,7 +69,8 @@ struct RowScales {
 
 // One of the four kernels for a type.
 template <class T, int GROUPS> struct Shape {
-  static constexpr int ROWS = 8 * GROUPS, PANELS = GROUPS <= 2 ? 1 : 2;
+  // With two scales a step and 64 rows, sm_120 has no registers for a second panel.
+  static constexpr int ROWS = 8 * GROUPS, PANELS = GROUPS <= 2 || (GROUPS == 8 && T::RUN == 16) ? 1 : 2;
   static constexpr int DEPTH = GROUPS == 1 ? (sizeof(typename T::Raw) <= 20 ? 8 : 4) : GROUPS == 2 ? 4 : 2;
 };
 
