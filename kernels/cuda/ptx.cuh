@@ -35,6 +35,37 @@ __device__ __forceinline__ void let_next_start() {
 // Brings the line of a global address into the second-level cache.
 __device__ __forceinline__ void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
+// What is read once: past the first-level cache, and in the place that the source gives it among barriers and products.
+__device__ __forceinline__ uint4 load_once(const uint4* from) {
+  uint4 x;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
+  return x;
+}
+__device__ __forceinline__ uint2 load_once(const uint2* from) {
+  uint2 x;
+  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from));
+  return x;
+}
+__device__ __forceinline__ unsigned load_once(const unsigned* from) {
+  unsigned x;
+  asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(x) : "l"(from));
+  return x;
+}
+
+// Pairs of bfloat16: a + b, each rounded once. A multiply-add, because additions of pairs begin with sm_90.
+__device__ __forceinline__ unsigned add_bf16x2(unsigned a, unsigned b) {
+  unsigned sum;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(0x3f803f80u), "r"(b));
+  return sum;
+}
+
+// (x & mask) | bits, one instruction: of two constants the compiler makes two.
+__device__ __forceinline__ unsigned masked_or(unsigned x, unsigned mask, unsigned bits) {
+  unsigned y;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(mask), "r"(bits));
+  return y;
+}
+
 // 16 bytes from global to shared memory, without `valid` zeros; past the first-level cache.
 __device__ __forceinline__ void copy_async_16(void* to, const void* from, bool valid = true) {
   const int bytes = valid ? 16 : 0;

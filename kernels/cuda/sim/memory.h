@@ -99,6 +99,12 @@ inline void wait_for_previous() {}
 inline void let_next_start() {}
 inline void prefetch(const void*) {}
 
+// What is read once.
+template <class T> T load_once(const T* from) {
+  if (reinterpret_cast<uintptr_t>(from) % sizeof(T)) sim::fault("load_once reads at an address that is not aligned");
+  return *from;
+}
+
 // cp.async of 16 bytes; without `valid` zeros arrive.
 inline void copy_async_16(void* to, const void* from, bool valid = true) { sim::copy_async(to, from, 16, valid ? 16 : 0); }
 inline void copy_async_commit() { sim::copy_async_commit(); }

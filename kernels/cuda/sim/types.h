@@ -1,7 +1,8 @@
 // Data types of CUDA: vectors, bfloat16, float16 and the 8-bit float e4m3.
 //
 // Models: sizes, alignments and conversions; conversions to 16 and 8 bits round to nearest, ties to even, as the hardware
-// does. Leaves out: arithmetic in the narrow types. Kernels convert to float32, compute, and convert back.
+// does. Leaves out: arithmetic in the narrow types, but for the one addition below. Kernels convert to float32,
+// compute, and convert back.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -48,6 +49,20 @@ inline __nv_bfloat16 __float2bfloat16(float x) {
   return {uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
 
+inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 x) { return x.bits; }
+
+namespace ptx {
+inline unsigned masked_or(unsigned x, unsigned mask, unsigned bits) { return (x & mask) | bits; }
+// Pairs of bfloat16: a + b, each rounded once.
+inline unsigned add_bf16x2(unsigned a, unsigned b) {
+  const auto sum = [&](int half) {
+    const auto value = [&](unsigned pair) { return __bfloat162float({uint16_t(pair >> 16 * half)}); };
+    return unsigned(__float2bfloat16(value(a) + value(b)).bits);
+  };
+  return sum(0) | sum(1) << 16;
+}
+}  // namespace ptx
+
 namespace sim {
 // The nearest number with `significand` bits after the leading one and least exponent `lowest`, which is also the exponent
 // of subnormal numbers; ties to even.
@@ -78,6 +93,9 @@ inline __half __float2half(float x) {
   const float fraction = std::frexp(rounded, &exponent);  // in [0.5, 1)
   return {uint16_t(sign | (exponent + 14) << 10 | (int(std::ldexp(fraction, 11)) & 1023))};
 }
+
+inline __half __ushort_as_half(unsigned short bits) { return {bits}; }
+inline unsigned short __half_as_ushort(__half x) { return x.bits; }
 
 // Four exponent bits of bias 7, three of significand, no infinity; what is too large becomes 448.
 struct __nv_fp8_e4m3 {

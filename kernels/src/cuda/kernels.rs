@@ -164,6 +164,106 @@ kernels! {
     AttentionDecodeF16 = c"attention_decode_f16", "pppppppppppppiiiiiffi";
     /// Rotation, store and attention of rows of different sequences, over a cache of f32.
     AttentionDecodeF32 = c"attention_decode_f32", "pppppppppppppiiiiiffi";
+    /// Tiles of a matrix of f16 for [`Kernel::GemmMmaF16R8`] and its kind.
+    ShuffleF16 = c"shuffle_f16", "ppii";
+    /// Tiles of a matrix of bf16 for [`Kernel::GemmMmaBf16R8`] and its kind.
+    ShuffleBf16 = c"shuffle_bf16", "ppii";
+    /// Tiles of a matrix of q4_0 for [`Kernel::GemmMmaQ4_0R8`] and its kind.
+    ShuffleQ4_0 = c"shuffle_q4_0", "ppii";
+    /// Tiles of a matrix of q4_1 for [`Kernel::GemmMmaQ4_1R8`] and its kind.
+    ShuffleQ4_1 = c"shuffle_q4_1", "ppii";
+    /// Tiles of a matrix of q5_0 for [`Kernel::GemmMmaQ5_0R8`] and its kind.
+    ShuffleQ5_0 = c"shuffle_q5_0", "ppii";
+    /// Tiles of a matrix of q5_1 for [`Kernel::GemmMmaQ5_1R8`] and its kind.
+    ShuffleQ5_1 = c"shuffle_q5_1", "ppii";
+    /// Tiles of a matrix of q8_0 for [`Kernel::GemmMmaQ8_0R8`] and its kind.
+    ShuffleQ8_0 = c"shuffle_q8_0", "ppii";
+    /// Tiles of a matrix of q4_k for [`Kernel::GemmMmaQ4KR8`] and its kind.
+    ShuffleQ4K = c"shuffle_q4_k", "ppii";
+    /// Tiles of a matrix of q5_k for [`Kernel::GemmMmaQ5KR8`] and its kind.
+    ShuffleQ5K = c"shuffle_q5_k", "ppii";
+    /// Tiles of a matrix of q6_k for [`Kernel::GemmMmaQ6KR8`] and its kind.
+    ShuffleQ6K = c"shuffle_q6_k", "ppii";
+    /// A product of up to 8 rows a block with tiles of f16.
+    GemmMmaF16R8 = c"gemm_mma_f16_r8", "ppppppiiiiiif";
+    /// A product of up to 16 rows a block with tiles of f16.
+    GemmMmaF16R16 = c"gemm_mma_f16_r16", "ppppppiiiiiif";
+    /// A product of up to 32 rows a block with tiles of f16.
+    GemmMmaF16R32 = c"gemm_mma_f16_r32", "ppppppiiiiiif";
+    /// A product of up to 64 rows a block with tiles of f16.
+    GemmMmaF16R64 = c"gemm_mma_f16_r64", "ppppppiiiiiif";
+    /// A product of up to 8 rows a block with tiles of bf16.
+    GemmMmaBf16R8 = c"gemm_mma_bf16_r8", "ppppppiiiiiif";
+    /// A product of up to 16 rows a block with tiles of bf16.
+    GemmMmaBf16R16 = c"gemm_mma_bf16_r16", "ppppppiiiiiif";
+    /// A product of up to 32 rows a block with tiles of bf16.
+    GemmMmaBf16R32 = c"gemm_mma_bf16_r32", "ppppppiiiiiif";
+    /// A product of up to 64 rows a block with tiles of bf16.
+    GemmMmaBf16R64 = c"gemm_mma_bf16_r64", "ppppppiiiiiif";
+    /// A product of up to 8 rows a block with tiles of q4_0.
+    GemmMmaQ4_0R8 = c"gemm_mma_q4_0_r8", "ppppppiiiiiif";
+    /// A product of up to 16 rows a block with tiles of q4_0.
+    GemmMmaQ4_0R16 = c"gemm_mma_q4_0_r16", "ppppppiiiiiif";
+    /// A product of up to 32 rows a block with tiles of q4_0.
+    GemmMmaQ4_0R32 = c"gemm_mma_q4_0_r32", "ppppppiiiiiif";
+    /// A product of up to 64 rows a block with tiles of q4_0.
+    GemmMmaQ4_0R64 = c"gemm_mma_q4_0_r64", "ppppppiiiiiif";
+    /// A product of up to 8 rows a block with tiles of q4_1.
+    GemmMmaQ4_1R8 = c"gemm_mma_q4_1_r8", "ppppppiiiiiif";
+    /// A product of up to 16 rows a block with tiles of q4_1.
+    GemmMmaQ4_1R16 = c"gemm_mma_q4_1_r16", "ppppppiiiiiif";
+    /// A product of up to 32 rows a block with tiles of q4_1.
+    GemmMmaQ4_1R32 = c"gemm_mma_q4_1_r32", "ppppppiiiiiif";
+    /// A product of up to 64 rows a block with tiles of q4_1.
+    GemmMmaQ4_1R64 = c"gemm_mma_q4_1_r64", "ppppppiiiiiif";
+    /// A product of up to 8 rows a block with tiles of q5_0.
+    GemmMmaQ5_0R8 = c"gemm_mma_q5_0_r8", "ppppppiiiiiif";
+    /// A product of up to 16 rows a block with tiles of q5_0.
+    GemmMmaQ5_0R16 = c"gemm_mma_q5_0_r16", "ppppppiiiiiif";
+    /// A product of up to 32 rows a block with tiles of q5_0.
+    GemmMmaQ5_0R32 = c"gemm_mma_q5_0_r32", "ppppppiiiiiif";
+    /// A product of up to 64 rows a block with tiles of q5_0.
+    GemmMmaQ5_0R64 = c"gemm_mma_q5_0_r64", "ppppppiiiiiif";
+    /// A product of up to 8 rows a block with tiles of q5_1.
+    GemmMmaQ5_1R8 = c"gemm_mma_q5_1_r8", "ppppppiiiiiif";
+    /// A product of up to 16 rows a block with tiles of q5_1.
+    GemmMmaQ5_1R16 = c"gemm_mma_q5_1_r16", "ppppppiiiiiif";
+    /// A product of up to 32 rows a block with tiles of q5_1.
+    GemmMmaQ5_1R32 = c"gemm_mma_q5_1_r32", "ppppppiiiiiif";
+    /// A product of up to 64 rows a block with tiles of q5_1.
+    GemmMmaQ5_1R64 = c"gemm_mma_q5_1_r64", "ppppppiiiiiif";
+    /// A product of up to 8 rows a block with tiles of q8_0.
+    GemmMmaQ8_0R8 = c"gemm_mma_q8_0_r8", "ppppppiiiiiif";
+    /// A product of up to 16 rows a block with tiles of q8_0.
+    GemmMmaQ8_0R16 = c"gemm_mma_q8_0_r16", "ppppppiiiiiif";
+    /// A product of up to 32 rows a block with tiles of q8_0.
+    GemmMmaQ8_0R32 = c"gemm_mma_q8_0_r32", "ppppppiiiiiif";
+    /// A product of up to 64 rows a block with tiles of q8_0.
+    GemmMmaQ8_0R64 = c"gemm_mma_q8_0_r64", "ppppppiiiiiif";
+    /// A product of up to 8 rows a block with tiles of q4_k.
+    GemmMmaQ4KR8 = c"gemm_mma_q4_k_r8", "ppppppiiiiiif";
+    /// A product of up to 16 rows a block with tiles of q4_k.
+    GemmMmaQ4KR16 = c"gemm_mma_q4_k_r16", "ppppppiiiiiif";
+    /// A product of up to 32 rows a block with tiles of q4_k.
+    GemmMmaQ4KR32 = c"gemm_mma_q4_k_r32", "ppppppiiiiiif";
+    /// A product of up to 64 rows a block with tiles of q4_k.
+    GemmMmaQ4KR64 = c"gemm_mma_q4_k_r64", "ppppppiiiiiif";
+    /// A product of up to 8 rows a block with tiles of q5_k.
+    GemmMmaQ5KR8 = c"gemm_mma_q5_k_r8", "ppppppiiiiiif";
+    /// A product of up to 16 rows a block with tiles of q5_k.
+    GemmMmaQ5KR16 = c"gemm_mma_q5_k_r16", "ppppppiiiiiif";
+    /// A product of up to 32 rows a block with tiles of q5_k.
+    GemmMmaQ5KR32 = c"gemm_mma_q5_k_r32", "ppppppiiiiiif";
+    /// A product of up to 64 rows a block with tiles of q5_k.
+    GemmMmaQ5KR64 = c"gemm_mma_q5_k_r64", "ppppppiiiiiif";
+    /// A product of up to 8 rows a block with tiles of q6_k.
+    GemmMmaQ6KR8 = c"gemm_mma_q6_k_r8", "ppppppiiiiiif";
+    /// A product of up to 16 rows a block with tiles of q6_k.
+    GemmMmaQ6KR16 = c"gemm_mma_q6_k_r16", "ppppppiiiiiif";
+    /// A product of up to 32 rows a block with tiles of q6_k.
+    GemmMmaQ6KR32 = c"gemm_mma_q6_k_r32", "ppppppiiiiiif";
+    /// A product of up to 64 rows a block with tiles of q6_k.
+    GemmMmaQ6KR64 = c"gemm_mma_q6_k_r64", "ppppppiiiiiif";
 }
 
 impl Kernel {
