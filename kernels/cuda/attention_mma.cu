@@ -70,39 +70,22 @@ template <> struct Operand<__half> {
   }
 };
 
-// Shared memory: STAGES pieces of 64 rows, then the block's V queries, then four numbers for each, then the ticket:
-// shared_bytes(DIM, V) = 2 (DIM + 8) (64 STAGES + V) + 16 V + 16.
-template <class T, int DIM> struct Shared {
-  T *ring, *q;
-  float *scales, *lengths;   // of the scores of a query; of the query in log2 units
-  unsigned *pending, *odd;   // whether an answer is to come; what is wrong with sums
-  unsigned* ticket;
-
-  __device__ __forceinline__ Shared(unsigned char* memory, int vectors) {
-    ring = reinterpret_cast<T*>(memory);
-    q = ring + Shape<DIM>::STAGES * BLOCK_SIZE * Shape<DIM>::STRIDE;
-    scales = reinterpret_cast<float*>(q + vectors * Shape<DIM>::STRIDE);
-    lengths = scales + vectors;
-    pending = reinterpret_cast<unsigned*>(lengths + vectors);
-    odd = pending + vectors;
-    ticket = odd + vectors;
-  }
-  __device__ __forceinline__ T* piece(int number) const {
-    return ring + number % Shape<DIM>::STAGES * BLOCK_SIZE * Shape<DIM>::STRIDE;
-  }
+// A query vector, as far as threads ask for it in every tile.
+struct alignas(16) Vector {
+  int context, split_len;  // 0 keys of vectors that there are not
+  float scale;             // of its scores
+  float reference;         // if fixed; before that, its length in log2 units
 };
 
-// What is wrong with the sums of a vector: l does not hold its softmax under a fixed reference; or, above all, they are not finite.
-constexpr unsigned UNFIT = 1, NOT_FINITE = 2;
-
-// What a block of threads attends to.
-template <class T> struct Call {
+// What a block of threads attends to. It lies in shared memory, as its vectors do: their sums take most of the registers.
+template <class T> struct alignas(16) Call {
   Keys<T> keys;  // that the tile's last row sees
   const int* positions;
+  float* states;
   int num_heads, first_row, first_head;
   int vectors, heads_of_row;  // those that there are
   float below, above;         // how far from a fixed reference scores may lie
-  float* states;
+  unsigned ticket;
 
   __device__ __forceinline__ int row(int vector) const { return first_row + vector / heads_of_row; }
   // Of the vectors of the step.
@@ -112,11 +95,35 @@ template <class T> struct Call {
   __device__ __forceinline__ int context(int vector) const { return vector < vectors ? positions[row(vector)] + 1 : 0; }
 };
 
-// The two vectors whose sums a lane has columns of: rows lane / 4 and lane / 4 + 8 of its warp's 16.
-struct Pair {
-  int vector[2], context[2], split_len[2];
-  float scale[2], reference[2];
+// Shared memory: the call, STAGES pieces of 64 rows, the block's V queries, and of each a Vector and two numbers:
+// shared_bytes(DIM, V) = 128 + 2 (DIM + 8) (64 STAGES + V) + 24 V.
+template <class T, int DIM> struct Shared {
+  static constexpr int CALL_BYTES = 128;
+  static_assert(sizeof(Call<T>) <= CALL_BYTES, "the call has its place");
+  Call<T>* call;
+  T *ring, *q;
+  Vector* vectors;
+  unsigned *pending, *odd;  // whether an answer is to come; what is wrong with sums
+
+  __device__ __forceinline__ Shared(unsigned char* memory, int num_vectors) {
+    call = reinterpret_cast<Call<T>*>(memory);
+    ring = reinterpret_cast<T*>(memory + CALL_BYTES);
+    q = ring + Shape<DIM>::STAGES * BLOCK_SIZE * Shape<DIM>::STRIDE;
+    vectors = reinterpret_cast<Vector*>(q + num_vectors * Shape<DIM>::STRIDE);
+    pending = reinterpret_cast<unsigned*>(vectors + num_vectors);
+    odd = pending + num_vectors;
+  }
+  __device__ __forceinline__ T* piece(int number) const {
+    return ring + number % Shape<DIM>::STAGES * BLOCK_SIZE * Shape<DIM>::STRIDE;
+  }
+  // The first of the two vectors whose sums a lane has columns of, rows lane / 4 and lane / 4 + 8 of its warp's 16.
+  __device__ __forceinline__ int vector() const {
+    return threadIdx.x / 32 / Shape<DIM>::SHARES * ROWS + threadIdx.x % 32 / 4;
+  }
 };
+
+// What is wrong with the sums of a vector: l does not hold its softmax under a fixed reference; or, above all, they are not finite.
+constexpr unsigned UNFIT = 1, NOT_FINITE = 2;
 
 // How far a walk over the keys has come: state and sums of values of a lane's two vectors over some keys. Of o[n], 0 and 1 are of
 // the first vector, 2 and 3 of the second, for columns 8 n + 2 (lane % 4) and the next; l[0] and l[2] are the sums of weights.
@@ -184,45 +191,42 @@ __device__ __forceinline__ void load_queries(const Call<T>& call, const Shared<T
     }
     squares = softmax::warp_sum(squares);
     if (lane == 0) {
-      shared.scales[vector] = up;
-      shared.lengths[vector] = sqrtf(squares);
+      const int context = call.context(vector);
+      shared.vectors[vector] = {context, split_len(context), up, sqrtf(squares)};
       shared.pending[vector] = there ? 1u : 0u;
     }
   }
 }
 
-// References of a lane's vectors under a fixed arm; a whole warp calls it. The same numbers as Keys::longest would give for each row.
+// The references of all vectors under a fixed arm; every warp calls it. The same numbers as Keys::longest would give for each row.
 template <class T, int DIM>
-__device__ __forceinline__ void fix_references(const Call<T>& call, const Shared<T, DIM>& shared, int arm, float phi, Pair& pair) {
-  if (arm != BOUNDED) {
-    pair.reference[0] = pair.reference[1] = phi;
-    return;
-  }
+__device__ __forceinline__ void fix_references(const Call<T>& call, const Shared<T, DIM>& shared, int arm, float phi) {
   const int first = call.positions[call.first_row] / BLOCK_SIZE;  // blocks before it are seen as a whole by all rows
   Keys<T> before = call.keys;
   before.context = first * BLOCK_SIZE;
-  const float longest_before = first > 0 ? before.longest() : 0.0f;
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
+  const float longest_before = arm == BOUNDED && first > 0 ? before.longest() : 0.0f;
+  for (int number = threadIdx.x; number < call.vectors; number += blockDim.x) {
+    Vector& vector = shared.vectors[number];
     float longest = longest_before;
-    for (int from = first * BLOCK_SIZE; from < pair.context[i]; from += BLOCK_SIZE)
-      longest = softmax::larger(call.keys.piece(from / BLOCK_SIZE).key_lengths[min(pair.context[i] - from, BLOCK_SIZE) - 1], longest);
-    pair.reference[i] = bounded_reference(shared.lengths[pair.vector[i]], longest, DIM);
+    for (int from = first * BLOCK_SIZE; arm == BOUNDED && from < vector.context; from += BLOCK_SIZE)
+      longest = softmax::larger(call.keys.piece(from / BLOCK_SIZE).key_lengths[min(vector.context - from, BLOCK_SIZE) - 1], longest);
+    vector.reference = arm == BOUNDED ? bounded_reference(vector.reference, longest, DIM) : phi;
   }
 }
 
 // Has keys or values of a tile copied into shared memory; zeros for keys that nobody sees.
 template <class T, int DIM>
 __device__ __forceinline__ void load_piece(const Keys<T>& keys, int tile, bool values, T* to) {
-  constexpr int CHUNKS = DIM / elements::CHUNK;
+  // Chunks of a row, and rows that a warp copies at once, with some lanes idle where 32 is no multiple.
+  constexpr int CHUNKS = DIM / elements::CHUNK, KEYS_AT_ONCE = 32 / CHUNKS;
+  const int lane = threadIdx.x % 32, at = lane % CHUNKS * elements::CHUNK;
   const Piece<T> piece = keys.piece(tile);
-  const T* const from = values ? piece.values : piece.keys;
+  const T* const from = (values ? piece.values : piece.keys) + at;
   const int visible = keys.context - tile * BLOCK_SIZE;
+  if (lane >= KEYS_AT_ONCE * CHUNKS) return;
 #pragma unroll 4
-  for (int i = threadIdx.x; i < BLOCK_SIZE * CHUNKS; i += blockDim.x) {
-    const int key = i / CHUNKS, at = i % CHUNKS * elements::CHUNK;
-    ptx::copy_async_16(to + key * Shape<DIM>::STRIDE + at, from + key * DIM + at, key < visible);
-  }
+  for (int key = threadIdx.x / 32 * KEYS_AT_ONCE + lane / CHUNKS; key < BLOCK_SIZE; key += blockDim.x / 32 * KEYS_AT_ONCE)
+    ptx::copy_async_16(to + key * Shape<DIM>::STRIDE + at, from + key * DIM, key < visible);
 }
 
 // Scores of the warp's vectors and a tile's keys, not scaled yet: x[n] are those of keys 8 n + 2 (lane % 4) and the next, as in Sums.
@@ -251,18 +255,19 @@ template <class T, int DIM> __device__ __forceinline__ void scores(const T* q, c
 // Turns scores into weights under the references m, which are raised first unless they are fixed, and packs them as the A operand of
 // P V. A score that a fixed reference does not allow makes its row not a number. `scales`: the factors on earlier sums.
 template <class T>
-__device__ __forceinline__ void weigh(float (&x)[KEY_COLUMNS][4], const Call<T>& call, const Pair& pair, int tile, bool fixed,
+__device__ __forceinline__ void weigh(float (&x)[KEY_COLUMNS][4], const Call<T>& call, const Vector* vectors, int tile, bool fixed,
                                       float (&m)[2], float (&scales)[2], unsigned (&weights)[KEY_STEPS][4]) {
 #pragma unroll
   for (int i = 0; i < 2; i++) {
-    const int visible = pair.context[i] - tile * BLOCK_SIZE - 2 * int(threadIdx.x % 4);
+    const Vector vector = vectors[8 * i];
+    const int visible = vector.context - tile * BLOCK_SIZE - 2 * int(threadIdx.x % 4);
     float largest = m[i];
 #pragma unroll
     for (int n = 0; n < KEY_COLUMNS; n++)
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         float& score = x[n][2 * i + h];
-        score = n * COLUMNS + h < visible ? softmax::score(score * pair.scale[i]) : softmax::MASKED;
+        score = n * COLUMNS + h < visible ? softmax::score(score * vector.scale) : softmax::MASKED;
         largest = softmax::larger(score, largest);
       }
     scales[i] = 1.0f;
@@ -299,7 +304,7 @@ __device__ __forceinline__ unsigned masked(unsigned values, int from, int visibl
 
 // sums = sums + weights * values of a tile. Carefully: row by row, with the values that the row does not see zero.
 template <class T, int DIM>
-__device__ __forceinline__ void add_values(const unsigned (&weights)[KEY_STEPS][4], const T* values, const Pair& pair, int tile,
+__device__ __forceinline__ void add_values(const unsigned (&weights)[KEY_STEPS][4], const T* values, const Vector* vectors, int tile,
                                            bool careful, Sums<DIM>& sums) {
   const int lane = threadIdx.x % 32, row = lane % 8, matrix = lane / 8;
   const T* const value_row = values + (matrix % 2 * 8 + row) * Shape<DIM>::STRIDE + matrix / 2 * 8 + first_column<DIM>() / 8 * 8;
@@ -325,8 +330,7 @@ __device__ __forceinline__ void add_values(const unsigned (&weights)[KEY_STEPS][
     for (int e = 0; e < 4; e++) before[0][e] = sums.o[n][e], before[1][e] = sums.o[n + 1][e];
 #pragma unroll 1
     for (int careful_row = 0; careful_row < ROWS; careful_row++) {
-      const int context = careful_row < 8 ? pair.context[0] : pair.context[1];
-      const int visible = __shfl_sync(softmax::ALL_LANES, context, careful_row % 8 * 4) - tile * BLOCK_SIZE;
+      const int visible = vectors[careful_row - lane / 4].context - tile * BLOCK_SIZE;
 #pragma unroll
       for (int e = 0; e < 4; e++) of_row[0][e] = before[0][e], of_row[1][e] = before[1][e];
 #pragma unroll
@@ -352,8 +356,8 @@ template <int DIM> struct States {
 };
 
 template <class T, int DIM>
-__device__ __forceinline__ void publish(const Call<T>& call, const Pair& pair, int i, int split, const Sums<DIM>& sums) {
-  const States<DIM> to(call.states, call.number(pair.vector[i]));
+__device__ __forceinline__ void publish(const Call<T>& call, int vector, int i, int split, const Sums<DIM>& sums) {
+  const States<DIM> to(call.states, call.number(vector));
   const int column = first_column<DIM>();
   if (column == 0) __stcg(to.state(split), make_float2(sums.m[i], sums.l[2 * i]));
 #pragma unroll
@@ -364,9 +368,11 @@ __device__ __forceinline__ void publish(const Call<T>& call, const Pair& pair, i
 // Walks over tiles `begin` to `end - 1` of the keys, from the beginning of a split of each row to the end of one or of its context.
 // A split that ends goes into `all`, or is published. All threads of the block call it.
 template <class T, int DIM>
-__device__ __forceinline__ void walk(const Call<T>& call, const Shared<T, DIM>& shared, const Pair& pair, int begin, int end, bool fixed,
-                                     bool careful, bool alone, Sums<DIM>& all) {
+__device__ __forceinline__ void walk(const Shared<T, DIM>& shared, int begin, int end, bool fixed, bool careful, bool alone,
+                                     Sums<DIM>& all) {
   constexpr int STAGES = Shape<DIM>::STAGES;
+  const Call<T>& call = *shared.call;
+  const Vector* const vectors = shared.vectors + shared.vector();
   const T* const q = shared.q + threadIdx.x / 32 / Shape<DIM>::SHARES * ROWS * Shape<DIM>::STRIDE;
   const int pieces = 2 * (end - begin);
   int loaded = 0;
@@ -383,7 +389,7 @@ __device__ __forceinline__ void walk(const Call<T>& call, const Shared<T, DIM>& 
   };
   Sums<DIM> sums;
 #pragma unroll
-  for (int i = 0; i < 2; i++) sums.clear(i, fixed ? pair.reference[i] : softmax::LOWEST);
+  for (int i = 0; i < 2; i++) sums.clear(i, fixed ? vectors[8 * i].reference : softmax::LOWEST);
 #pragma unroll
   for (int stage = 0; stage < STAGES - 1; stage++) load_next();
 #pragma unroll 1
@@ -394,19 +400,20 @@ __device__ __forceinline__ void walk(const Call<T>& call, const Shared<T, DIM>& 
       float x[KEY_COLUMNS][4], scales[2];
       next_piece();
       scores<T, DIM>(q, shared.piece(piece), x);
-      weigh(x, call, pair, tile, fixed, sums.m, scales, weights);
+      weigh(x, call, vectors, tile, fixed, sums.m, scales, weights);
       if (__any_sync(softmax::ALL_LANES, scales[0] != 1.0f || scales[1] != 1.0f)) sums.scale(scales);
     }
     next_piece();
-    add_values<T, DIM>(weights, shared.piece(piece + 1), pair, tile, careful, sums);
+    add_values<T, DIM>(weights, shared.piece(piece + 1), vectors, tile, careful, sums);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const int from = tile * BLOCK_SIZE, to = from + BLOCK_SIZE;
-      const bool ends = from < pair.context[i] && (to % pair.split_len[i] == 0 || to >= pair.context[i]);
+      const Vector vector = vectors[8 * i];
+      const bool ends = from < vector.context && (to % vector.split_len == 0 || to >= vector.context);
       if (!ends) continue;
       if (alone) all.merge(i, sums);
-      else publish(call, pair, i, from / pair.split_len[i], sums);
-      sums.clear(i, fixed ? pair.reference[i] : softmax::LOWEST);
+      else publish(call, shared.vector() + 8 * i, i, from / vector.split_len, sums);
+      sums.clear(i, fixed ? vectors[8 * i].reference : softmax::LOWEST);
     }
   }
   ptx::copy_async_wait<0>();
@@ -426,45 +433,47 @@ struct Pass {
 
 // Writes the pending answers that are settled; whether one of this thread's is ambiguous.
 template <class T, int DIM>
-__device__ __forceinline__ bool answer(const Call<T>& call, const Shared<T, DIM>& shared, const Pair& pair, const Pass& pass,
-                                       const Sums<DIM>& sums, float* out) {
+__device__ __forceinline__ bool answer(const Shared<T, DIM>& shared, const Pass& pass, const Sums<DIM>& sums, float* out) {
+  const Call<T>& call = *shared.call;
+  const int first = shared.vector();
   bool pending[2], ambiguous = false;
 #pragma unroll
   for (int i = 0; i < 2; i++) {
-    pending[i] = shared.pending[pair.vector[i]] != 0;
-    unsigned odd = fits(sums.l[2 * i], pair.context[i]) ? 0u : UNFIT;
+    pending[i] = shared.pending[first + 8 * i] != 0;
+    unsigned odd = fits(sums.l[2 * i], shared.vectors[first + 8 * i].context) ? 0u : UNFIT;
 #pragma unroll
     for (int n = 0; n < Shape<DIM>::WIDTH / COLUMNS; n++)
       if (!is_finite(sums.o[n][2 * i]) || !is_finite(sums.o[n][2 * i + 1])) odd = NOT_FINITE;
-    if (pending[i] && odd != 0) atomicMax(&shared.odd[pair.vector[i]], odd);
+    if (pending[i] && odd != 0) atomicMax(&shared.odd[first + 8 * i], odd);
   }
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     if (!pending[i]) continue;
-    const unsigned odd = shared.odd[pair.vector[i]];
+    const unsigned odd = shared.odd[first + 8 * i];
     ambiguous = ambiguous || pass.is_ambiguous(odd);
     if (!pass.settles(odd)) continue;
     const int column = first_column<DIM>();
     const float divisor = softmax::divisor(sums.state(i));
-    float* const to = out + call.number(pair.vector[i]) * DIM + column;
+    float* const to = out + call.number(first + 8 * i) * DIM + column;
 #pragma unroll
     for (int n = 0; n < Shape<DIM>::WIDTH / COLUMNS; n++)
       *reinterpret_cast<float2*>(to + n * COLUMNS) = make_float2(sums.o[n][2 * i] / divisor, sums.o[n][2 * i + 1] / divisor);
-    if (column == 0) shared.pending[pair.vector[i]] = 0;
+    if (column == 0) shared.pending[first + 8 * i] = 0;
   }
   return ambiguous;
 }
 
 // The same of what blocks of threads have published: a vector for each warp, a lane has columns lane, lane + 32, ...
 template <class T, int DIM>
-__device__ __forceinline__ bool answer_published(const Call<T>& call, const Shared<T, DIM>& shared, const Pass& pass, float* out) {
+__device__ __forceinline__ bool answer_published(const Shared<T, DIM>& shared, const Pass& pass, float* out) {
+  const Call<T>& call = *shared.call;
   constexpr int AT_ONCE = 4;
   const int lane = threadIdx.x % 32;
   bool ambiguous = false;
   for (int vector = threadIdx.x / 32; vector < call.vectors; vector += blockDim.x / 32) {
     const States<DIM> from(call.states, call.number(vector));
-    const int context = call.context(vector), splits = elements::divided_up(context, split_len(context));
+    const int context = shared.vectors[vector].context, splits = elements::divided_up(context, shared.vectors[vector].split_len);
     const float2 mine = lane < splits ? __ldcg(from.state(lane)) : make_float2(softmax::LOWEST, 0.0f);
     softmax::State state = softmax::empty_state();
     float o[DIM / 32] = {};
@@ -515,28 +524,18 @@ __device__ __forceinline__ void attend(const float* qkv, void* layer, const int*
   const int heads_of_part = min(heads.group(), max_vectors), parts = elements::divided_up(heads.group(), heads_of_part);
   const int kv_head = blockIdx.y / parts, first_head = kv_head * heads.group() + blockIdx.y % parts * heads_of_part;
   const int heads_of_row = min(heads_of_part, (kv_head + 1) * heads.group() - first_head);
-  const Keys<T> keys{layer, block_tables + table_starts[first_row], kv_head, heads.num_kv_heads, DIM, context};
-  Call<T> call{keys, positions, heads.num_heads, first_row, first_head, rows * heads_of_row, heads_of_row, -INFINITY, INFINITY, states};
-  float phi = 0.0f;
-  if (arm == CALIBRATED) {
-    phi = ranges[3 * kv_head];
-    call.below = ranges[3 * kv_head + 1];
-    call.above = ranges[3 * kv_head + 2];
+  if (threadIdx.x == 0) {
+    const Keys<T> keys{layer, block_tables + table_starts[first_row], kv_head, heads.num_kv_heads, DIM, context};
+    const bool calibrated = arm == CALIBRATED;
+    *shared.call = {keys, positions, states, heads.num_heads, first_row, first_head, rows * heads_of_row, heads_of_row,
+                    calibrated ? ranges[3 * kv_head + 1] : -INFINITY, calibrated ? ranges[3 * kv_head + 2] : INFINITY, 0};
   }
-  load_queries(call, shared, qkv, heads, max_vectors, log2_scale);
   __syncthreads();
-
   Pass pass{Operand<T>::WIDE && arm != ONLINE, false, rows > 1};
-  Pair pair;
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    pair.vector[i] = threadIdx.x / 32 / Shape<DIM>::SHARES * ROWS + threadIdx.x % 32 / 4 + 8 * i;
-    pair.context[i] = call.context(pair.vector[i]);
-    pair.split_len[i] = split_len(pair.context[i]);
-    pair.scale[i] = shared.scales[pair.vector[i]];
-    pair.reference[i] = softmax::LOWEST;
-  }
-  if (pass.fixed) fix_references(call, shared, arm, phi, pair);
+  load_queries(*shared.call, shared, qkv, heads, max_vectors, log2_scale);
+  __syncthreads();
+  if (pass.fixed) fix_references(*shared.call, shared, arm, arm == CALIBRATED ? ranges[3 * kv_head] : 0.0f);
+  __syncthreads();
 
   // Once, or again what is pending after that: by the last block alone.
   for (bool alone = blocks == 1;; alone = true) {
@@ -547,17 +546,17 @@ __device__ __forceinline__ void attend(const float* qkv, void* layer, const int*
 #pragma unroll 1
     for (int unit = alone ? 0 : blockIdx.z; unit < units; unit += alone ? units : blocks) {
       const int end = alone ? context : min(context, (unit + 1) * len);
-      walk<T, DIM>(call, shared, pair, unit * len / BLOCK_SIZE, elements::divided_up(end, BLOCK_SIZE), pass.fixed, pass.careful, alone, sums);
+      walk(shared, unit * len / BLOCK_SIZE, elements::divided_up(end, BLOCK_SIZE), pass.fixed, pass.careful, alone, sums);
     }
-    if (!alone && !is_last(tickets + size_t(blockIdx.x) * gridDim.y + blockIdx.y, blocks, shared.ticket)) return;
-    const bool ambiguous = alone ? answer(call, shared, pair, pass, sums, out) : answer_published(call, shared, pass, out);
+    if (!alone && !is_last(tickets + size_t(blockIdx.x) * gridDim.y + blockIdx.y, blocks, &shared.call->ticket)) return;
+    const bool ambiguous = alone ? answer(shared, pass, sums, out) : answer_published(shared, pass, out);
     if (__syncthreads_or(ambiguous)) {
       pass.careful = true;
       continue;
     }
     if (!pass.fixed) return;
     unsigned num_pending = 0;
-    for (int vector = 0; vector < call.vectors; vector++) num_pending += shared.pending[vector];
+    for (int vector = 0; vector < shared.call->vectors; vector++) num_pending += shared.pending[vector];
     if (num_pending == 0) return;
     if (threadIdx.x == 0) atomicAdd(recomputed, num_pending);
     pass.fixed = false;

@@ -53,7 +53,7 @@ Answer attend(Sequences<T>& sequences, const std::vector<Span>& spans, const Arm
   const int rows = step.rows(), num_tiles = int(tiles.size()) / 2, vectors = form.threads / least_threads(layout) * 16;
   const int parts = layout.num_kv_heads * divided_up(layout.group(), std::min(layout.group(), vectors));
   const int stages = layout.head_dim > 128 ? 2 : 4;
-  const size_t shared = 2 * (layout.head_dim + 8) * (64 * stages + vectors) + 16 * vectors + 16;
+  const size_t shared = 128 + 2 * (layout.head_dim + 8) * (64 * stages + vectors) + 24 * vectors;
   Row ranges;
   for (int kv_head = 0; kv_head < layout.num_kv_heads; kv_head++) ranges.insert(ranges.end(), {arm.phi, arm.below, arm.above});
   std::vector<unsigned> tickets(form.sharing == 1 ? 0 : num_tiles * parts, 0);
@@ -149,7 +149,7 @@ template <class T> void contexts_around_borders() {
   std::vector<Span> spans;
   for (size_t i = 0; i < lens.size(); i++) spans.push_back({int(i), lens[i] - 1, lens[i]});
   Row first;
-  for (unsigned sharing : {32u, 1u, 2u, 7u})
+  for (unsigned sharing : {32u, 1u, 7u})
     for (const Arm& arm : {Arm{}, Arm{BOUNDED}, Arm{CALIBRATED, 2, -INF, 60}}) {
       const Answer answer = attend(sequences, spans, arm, {32, sharing, 1}, sim::Schedule::numbered(sharing % 8));
       const std::string what = arm.name() + ", shared by " + std::to_string(sharing);
@@ -167,7 +167,8 @@ template <class T> void a_prompt_has_the_bits_of_decoding(const Layout& layout) 
   Random random(3);
   Sequences<T> sequences(random, layout, {200, 2056});
   // Over the end of a block, and over where splits become longer: rows of a tile differ in the length of their splits.
-  const std::vector<Span> spans = {{0, 50, quick ? 66 : 130}, {1, quick ? 2047 : 2040, quick ? 2050 : 2056}};
+  const bool few = quick || layout.head_dim > 64;
+  const std::vector<Span> spans = {{0, 50, few ? 66 : 130}, {1, few ? 2047 : 2040, few ? 2050 : 2056}};
   for (const Arm& arm : {Arm{}, Arm{BOUNDED}, Arm{CALIBRATED, 0, -INF, 2.5}}) {
     const Answer one_by_one = alone(sequences, spans, arm, DECODE);
     for (const Form& form : {PROMPT, Form{128, 3, ANY}, Form{32, 1, ANY}, Form{64, 1, 5}}) {
@@ -175,7 +176,7 @@ template <class T> void a_prompt_has_the_bits_of_decoding(const Layout& layout) 
       const std::string what = std::string(type_name<T>()) + ", " + layout.name() + ", " + arm.name() + ", " + form.name();
       CHECK(same_bits(together.out, one_by_one.out), what);
       CHECK(together.recomputed == one_by_one.recomputed, what);
-      if (quick) break;
+      if (few && form.threads == 32) break;
     }
   }
 }
