@@ -238,7 +238,9 @@ template <class T, int DIM> __device__ __forceinline__ void scores(const T* q, c
   for (int n = 0; n < KEY_COLUMNS; n++)
 #pragma unroll
     for (int e = 0; e < 4; e++) x[n][e] = 0.0f;
-#pragma unroll 4
+  // More, and the operands of steps to come take the registers of the larger heads' sums.
+  constexpr int STEPS_AT_ONCE = DIM > 64 ? 2 : 4;
+#pragma unroll STEPS_AT_ONCE
   for (int d = 0; d < DIM; d += 16) {
     unsigned a[4];
     ptx::ldmatrix_x4(a, q_row + d);

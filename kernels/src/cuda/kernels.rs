@@ -133,6 +133,22 @@ kernels! {
     AttentionPlainF16 = c"attention_plain_f16", "ppppppppppiiifi";
     /// Attention by multiply-adds over a cache of f32.
     AttentionPlainF32 = c"attention_plain_f32", "ppppppppppiiifi";
+    /// Attention on tensor cores over a cache of bf16, heads of 64 elements.
+    AttentionMmaBf16D64 = c"attention_mma_bf16_64", "pppppppppppiifi";
+    /// Attention on tensor cores over a cache of bf16, heads of 96 elements.
+    AttentionMmaBf16D96 = c"attention_mma_bf16_96", "pppppppppppiifi";
+    /// Attention on tensor cores over a cache of bf16, heads of 128 elements.
+    AttentionMmaBf16D128 = c"attention_mma_bf16_128", "pppppppppppiifi";
+    /// Attention on tensor cores over a cache of bf16, heads of 256 elements.
+    AttentionMmaBf16D256 = c"attention_mma_bf16_256", "pppppppppppiifi";
+    /// Attention on tensor cores over a cache of f16, heads of 64 elements.
+    AttentionMmaF16D64 = c"attention_mma_f16_64", "pppppppppppiifi";
+    /// Attention on tensor cores over a cache of f16, heads of 96 elements.
+    AttentionMmaF16D96 = c"attention_mma_f16_96", "pppppppppppiifi";
+    /// Attention on tensor cores over a cache of f16, heads of 128 elements.
+    AttentionMmaF16D128 = c"attention_mma_f16_128", "pppppppppppiifi";
+    /// Attention on tensor cores over a cache of f16, heads of 256 elements.
+    AttentionMmaF16D256 = c"attention_mma_f16_256", "pppppppppppiifi";
 }
 
 impl Kernel {
