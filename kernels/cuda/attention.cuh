@@ -68,18 +68,31 @@ template <class T> __device__ __forceinline__ float product(const float* q, cons
   return x;
 }
 
-// floor(B) - 100 of a query in log2 units; a whole warp calls it. A score is a sum of head_dim products in float32, and the two
+// floor(B) - 100 of a query of this length, in log2 units. A score is a sum of head_dim products in float32, and the two
 // lengths are such sums: room is left for what their rounding may add to the bound.
-__device__ __forceinline__ float bounded_reference(const float* q, int head_dim, float longest_key) {
-  float squares = 0.0f;
-  for (int d = threadIdx.x % 32; d < head_dim; d += 32) squares = fmaf(q[d], q[d], squares);
+__device__ __forceinline__ float bounded_reference(float query_length, float longest_key, int head_dim) {
   const float rounding = 1.0f + float(4 * head_dim + 64) * 1.1920929e-7f;
-  return floorf(sqrtf(softmax::warp_sum(squares)) * longest_key * rounding) - 100.0f;
+  return floorf(query_length * longest_key * rounding) - 100.0f;
 }
 
 // Whether a sum of so many weights under a fixed reference holds their softmax: what was lost below 2^-126 of the reference is
 // less than 2^-26 of l if 2^-100 keys <= l, and no weight was cut at 2^127 if l < 2^126.
 __device__ __forceinline__ bool fits(float l, int keys) { return float(keys) * 7.888609e-31f <= l && l < 8.507059e37f; }
+
+// How the sums of two sets of keys become those of both; scales are exact powers of two, one of them 1.
+struct Merging {
+  softmax::State state;
+  float my_scale, their_scale;
+
+  __device__ __forceinline__ Merging(softmax::State mine, softmax::State theirs) : state(softmax::merge(mine, theirs)) {
+    my_scale = softmax::power_of_two(mine.m - state.m);
+    their_scale = softmax::power_of_two(theirs.m - state.m);
+  }
+  // Adding zero makes a negative zero positive: then merging into nothing first changes no bit.
+  __device__ __forceinline__ float sum(float mine, float theirs) const {
+    return fmaf(theirs + 0.0f, their_scale, mine * my_scale);
+  }
+};
 
 // Whether this block of threads is the last of `blocks` that come here; what all of them published before may then be read.
 // `place` is shared, for one number; *ticket is zero before and after.

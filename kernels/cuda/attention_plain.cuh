@@ -59,18 +59,14 @@ struct Sums {
     }
   }
 
-  // Takes in the keys of another; scales are exact powers of two, one of them 1. Adding zero makes a negative zero positive: then
-  // merging into nothing first changes no bit.
+  // Takes in the keys of another.
   __device__ __forceinline__ void merge(const Sums& other) {
 #pragma unroll
     for (int head = 0; head < HEADS; head++) {
-      const State mine = states[head], theirs = other.states[head];
-      states[head] = softmax::merge(mine, theirs);
-      const float my_scale = softmax::power_of_two(mine.m - states[head].m);
-      const float their_scale = softmax::power_of_two(theirs.m - states[head].m);
+      const Merging merging(states[head], other.states[head]);
+      states[head] = merging.state;
 #pragma unroll
-      for (int column = 0; column < COLUMNS; column++)
-        o[head][column] = fmaf(other.o[head][column] + 0.0f, their_scale, o[head][column] * my_scale);
+      for (int column = 0; column < COLUMNS; column++) o[head][column] = merging.sum(o[head][column], other.o[head][column]);
     }
   }
 };
@@ -239,15 +235,23 @@ template <class T, bool WITH_NEWEST> __device__ __forceinline__ float longest_ke
   return softmax::larger(*call.newest.length, in_cache.context > 0 ? in_cache.longest() : 0.0f);
 }
 
+// The length of a query; a whole warp calls it.
+__device__ __forceinline__ float length(const float* q, int head_dim) {
+  float squares = 0.0f;
+  for (int d = threadIdx.x % 32; d < head_dim; d += 32) squares = fmaf(q[d], q[d], squares);
+  return sqrtf(softmax::warp_sum(squares));
+}
+
 // References of this warp's heads under a fixed arm.
 template <class T, bool WITH_NEWEST>
 __device__ __forceinline__ void fix_references(const Call<T>& call, const Shared& shared, int arm, float phi,
                                                float (&references)[WARP_HEADS]) {
-  const int warp = threadIdx.x / 32;
+  const int warp = threadIdx.x / 32, head_dim = call.keys.head_dim;
   if (arm == BOUNDED && warp < call.heads) {
     const float longest = longest_key<T, WITH_NEWEST>(call);
 #pragma unroll
-    for (int i = 0; i < WARP_HEADS; i++) references[i] = bounded_reference(shared.q[warp + WARPS * i], call.keys.head_dim, longest);
+    for (int i = 0; i < WARP_HEADS; i++)
+      references[i] = bounded_reference(length(shared.q[warp + WARPS * i], head_dim), longest, head_dim);
   } else {
 #pragma unroll
     for (int i = 0; i < WARP_HEADS; i++) references[i] = phi;

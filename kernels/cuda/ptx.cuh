@@ -98,4 +98,16 @@ __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const unsigned (
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// Two numbers rounded to nearest, ties to even; `low` in the lower half.
+__device__ __forceinline__ unsigned pack_bf16(float low, float high) {
+  unsigned packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+__device__ __forceinline__ unsigned pack_f16(float low, float high) {
+  unsigned packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
 }  // namespace ptx

@@ -76,4 +76,10 @@ inline void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], const uint32
   sim::warp_operation(0xffffffff, &in, d, where, sim::multiply_matrices<__half, __half2float>);
 }
 
+// Two numbers rounded to nearest, ties to even; `low` in the lower half.
+inline uint32_t pack_bf16(float low, float high) {
+  return __float2bfloat16(low).bits | uint32_t(__float2bfloat16(high).bits) << 16;
+}
+inline uint32_t pack_f16(float low, float high) { return __float2half(low).bits | uint32_t(__float2half(high).bits) << 16; }
+
 }  // namespace ptx
