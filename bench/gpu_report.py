@@ -127,9 +127,9 @@ def compare(rows):
     """Per bench, shape and place the fastest of ours and of the peers."""
     groups = {}
     for row in rows:
-        if row["us"] and row["bench"] in ("gemm", "attention", "softmax", "model") and not row.get("void"):
-            if row["arm"] != "reads" and " against " not in row["case"]:
-                groups.setdefault((row["bench"], row["shape"], row["place"]), []).append(row)
+        is_of_work = row["bench"] in ("gemm", "attention", "softmax", "model") and row["arm"] != "reads"
+        if is_of_work and row["us"] and not row.get("void") and " against " not in row["case"]:
+            groups.setdefault((row["bench"], row["shape"], row["place"]), []).append(row)
     found = []
     for (bench, shape, place), group in groups.items():
         best = {}
@@ -291,7 +291,7 @@ def page(report):
                              if len(each["cases"]) > 4 else "")] for each in report["absent"]]))
     parts.append("<h2>All rows</h2>\n")
     parts.append(table(["<step", "<case", "median", "p10", "p90", "<unit", "us", "GB/s", "share"],
-                       [[row["step"], row["case"], digits(row["median"]), digits(row.get("p10")), digits(row.get("p90")), row.get("unit", ""),
+                       [[row["step"], row["case"], *(digits(row.get(name)) for name in ("median", "p10", "p90")), row.get("unit", ""),
                          digits(row["us"]), digits(row.get("gbps")), percent(row["share_of_run"]) + (" void" if row.get("void") else "")]
                         for row in report["rows"]], lambda row: row[-1].endswith("void")))
     return "".join(parts) + "</html>\n"

@@ -14,6 +14,7 @@ On the processor (`--device cpu`) nothing is worth keeping; it runs the same cod
 import contextlib
 import dataclasses
 import gc
+import importlib
 import json
 import math
 import time
@@ -40,14 +41,15 @@ class Device:
     """What computes, and how a sample is taken there."""
 
     def __init__(self, name):
-        self.name, self.is_cuda = name, name.startswith("cuda")
+        # Some of torch's functions want to know which.
+        self.name, self.is_cuda = "cuda:0" if name == "cuda" else name, name.startswith("cuda")
         if not self.is_cuda:
             self.machine, self.isa, self.l2_bytes, self.multiprocessors = "processor", "torch-cpu", 1 << 20, 1
             return
         if not torch.cuda.is_available():
             raise SystemExit("torch sees no GPU")
-        about = torch.cuda.get_device_properties(name)
-        torch.cuda.set_device(name)
+        about = torch.cuda.get_device_properties(self.name)
+        torch.cuda.set_device(self.name)
         self.machine, self.isa = about.name, "cuda"
         self.l2_bytes, self.multiprocessors = about.L2_cache_size, about.multi_processor_count
 
@@ -255,29 +257,6 @@ def ring_len(device, slot_bytes, ring_bytes):
     return slots
 
 
-def triton_reads(source):
-    """A call that reads all of `source` (int32, a multiple of 16384) by a kernel of Triton; it returns exclusive ors."""
-    import triton
-    import triton.language as tl
-
-    @triton.jit
-    def read_words(words, found, STEPS: tl.constexpr, BLOCK: tl.constexpr):
-        first = tl.program_id(0).to(tl.int64) * STEPS * BLOCK
-        folded = tl.zeros([BLOCK], tl.int32)
-        for step in tl.static_range(STEPS):
-            folded ^= tl.load(words + first + step * BLOCK + tl.arange(0, BLOCK))
-        tl.store(found + tl.program_id(0), tl.xor_sum(folded, axis=0))
-
-    steps, block = 4, 4096
-    blocks = source.numel() // (steps * block)
-    found = torch.empty(blocks, dtype=torch.int32, device=source.device)
-
-    def call():
-        read_words[(blocks,)](source, found, STEPS=steps, BLOCK=block, num_warps=4)
-        return found
-    return call
-
-
 def read_bandwidth(device, rows, when, mib, effort):
     """Rows of what plain loads read, the best of several ways being the ceiling that shares are of; and of a copy, which reads
     half of the bytes that it counts."""
@@ -291,7 +270,7 @@ def read_bandwidth(device, rows, when, mib, effort):
     ways = {
         "torch sum": lambda: lambda: as_floats.sum(),
         "torch amax": lambda: lambda: source.amax(),
-        "triton": lambda: triton_reads(source),
+        "triton": lambda: importlib.import_module("gpu_reads").reads(source),
         "copy, read and written": lambda: lambda: target.copy_(source),
     }
     best = {}
@@ -310,14 +289,13 @@ def read_bandwidth(device, rows, when, mib, effort):
         # A copy also writes: it is no ceiling of what reads.
         bench = "copy" if name.startswith("copy") else "bandwidth"
         rows.add(bench, f"{when}: {name}", {"arm": name}, speeds, "GB/s", 4 * words, quantile(speeds, 0.5))
-    del source, as_floats, target
-    device.release()
 
 
 @contextlib.contextmanager
 def run(device, rows, mib, effort):
     """The read bandwidth, what is measured in the context, and the read bandwidth again."""
     read_bandwidth(device, rows, "before", mib, effort)
+    device.release()
     try:
         yield
         read_bandwidth(device, rows, "after", mib, effort)

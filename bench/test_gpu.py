@@ -5,7 +5,9 @@
 
 gpu_peers.py itself runs on the processor where torch is installed (`--device cpu`); the test of it is left out elsewhere.
 """
+import contextlib
 import importlib.util
+import io
 import json
 import os
 import pathlib
@@ -15,7 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 import unittest
+from unittest import mock
 
 HERE = pathlib.Path(__file__).resolve().parent
 SCRIPT = HERE / "gpu.sh"
@@ -275,6 +279,53 @@ class Peers(unittest.TestCase):
             done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), timeout=300, check=False)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()], done.stdout
+
+    def test_cold_calls_walk_the_ring_and_warm_ones_repeat_the_first(self):
+        sys.path.insert(0, str(HERE))
+        import gpu_timing
+        import torch
+        done, log = [], []
+
+        class Graph:
+            """What a graph of CUDA does, without one: the calls of its capture, at every replay."""
+            def __init__(self):
+                self.calls = []
+
+            def replay(self):
+                log.append(self.calls)
+
+        @contextlib.contextmanager
+        def capture(graph):
+            begin = len(done)
+            yield
+            graph.calls = done[begin:]
+
+        event = mock.Mock(elapsed_time=mock.Mock(return_value=2.0))
+        about = types.SimpleNamespace(name="NVIDIA H200", L2_cache_size=1000, multi_processor_count=132)
+        fakes = {"is_available": lambda: True, "get_device_properties": lambda name: about, "set_device": mock.Mock(), "graph": capture,
+                 "CUDAGraph": Graph, "Event": lambda enable_timing: event, "stream": lambda side: contextlib.nullcontext(),
+                 "mem_get_info": lambda: (1 << 30, 1 << 31)}
+        for name in ("Stream", "current_stream", "synchronize", "_sleep", "empty_cache"):
+            fakes[name] = mock.Mock()
+        with contextlib.ExitStack() as stack, contextlib.redirect_stdout(io.StringIO()) as output:
+            for name, fake in fakes.items():
+                stack.enter_context(mock.patch.object(torch.cuda, name, fake))
+            device = gpu_timing.Device("cuda")
+            self.assertEqual((device.name, gpu_timing.ring_len(device, 300, 0)), ("cuda:0", 14))
+            rows = gpu_timing.Rows(None, device, "abc")
+            answers = {"right": torch.ones(4), "wrong": torch.zeros(4)}
+            arms = [gpu_timing.Arm(name, lambda name=name: [lambda i=i: done.append((name, i)) or answers[name] for i in range(3)])
+                    for name in answers]
+            arms.append(gpu_timing.Arm("missing", lambda: importlib.import_module("no_such_library")))
+            case = gpu_timing.Case("gemm", "case", {"n": 1}, bytes=1e6, reference=torch.ones(4))
+            gpu_timing.measure(device, rows, case, arms, gpu_timing.Effort(rounds=5, calls=8))
+        self.assertIn("absent: case wrong: the answer is wrong by 1.0e+00", output.getvalue())
+        self.assertIn("absent: case missing: No module named", output.getvalue())
+        self.assertEqual(log, [[("right", i % 3) for i in range(8)]] * 6 + [[("right", 0)] * 8] * 6)
+        cold, warm = rows.rows
+        self.assertEqual((cold["case"], warm["case"], cold["params"]["samples"]), ("case right", "case right, warm", 5))
+        self.assertAlmostEqual(cold["median"], 2e3 / 8)
+        self.assertAlmostEqual(cold["gbps"], 1e6 / 250e-6 / 1e9)
 
     def test_every_peer_that_needs_no_gpu_has_rows_like_ours(self):
         told = {"gemm": ["--shape", "256x128", "--rows", "1,3", "--compile"],
