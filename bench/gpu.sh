@@ -16,6 +16,7 @@
 #   selftest           every kernel against plain loops
 #   bandwidth          read bandwidth, what shares are of
 #   attention gemm softmax model, and peers-attention peers-gemm peers-softmax peers-model
+#   peers-compile      products of 1 and 8 rows as torch.compile makes them, seconds for each shape
 #   memcheck racecheck synccheck   compute-sanitizer over the self test
 #
 # In DIR: STEP.log, STEP.jsonl (rows), steps.tsv (what became of each step), and report.json and report.html of all of them.
@@ -25,7 +26,7 @@
 set -euo pipefail
 
 STEPS=(machine selftest bandwidth attention peers-attention gemm peers-gemm softmax peers-softmax model peers-model
-    memcheck racecheck synccheck)
+    peers-compile memcheck racecheck synccheck)
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # Kept for the report at the end.
 RESERVE=15
@@ -222,8 +223,8 @@ machine() {
         "$taper" --version 2>&1 || true
         echo "python3: ${python:-absent}; torch: ${torch:-absent}; compute-sanitizer: ${sanitizer:-absent}"
         if [ -n "$nvidia_smi" ]; then
-            timeout 20 "$nvidia_smi" --format=csv \
-                --query-gpu=name,driver_version,memory.total,memory.used,clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu,ecc.mode.current || true
+            local asked=name,driver_version,memory.total,memory.used,clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu
+            timeout 20 "$nvidia_smi" --format=csv "--query-gpu=$asked" || true
         else
             echo "nvidia-smi: absent"
         fi
@@ -249,6 +250,7 @@ run_step() {
     peers-gemm) peers "$1" 75 gemm --shape "$shapes" --rows "$rows" ;;
     peers-softmax) peers "$1" 45 softmax --powers "$powers" ;;
     peers-model) peers "$1" 180 model "${cases[@]}" ${model:+--model "$model"} ;;
+    peers-compile) peers "$1" 90 gemm --compile --arms torch.compile --shape "$shapes" --rows 1,8 ;;
     memcheck | racecheck | synccheck) sanitized "$1" 90 ;;
     esac
 }

@@ -257,12 +257,18 @@ def ring_len(device, slot_bytes, ring_bytes):
     return slots
 
 
+def triton_reads(device, source):
+    if not device.is_cuda:
+        raise RuntimeError("not on the processor")
+    return importlib.import_module("gpu_reads").reads(source)
+
+
 def read_bandwidth(device, rows, when, mib, effort):
     """Rows of what plain loads read, the best of several ways being the ceiling that shares are of; and of a copy, which reads
     half of the bytes that it counts."""
     if mib == 0:
         return
-    num_bytes = min(mib << 20, int(0.4 * device.free_bytes()))
+    num_bytes = min(mib << 20, int(0.25 * device.free_bytes()))
     words = num_bytes // 4 // 16384 * 16384
     source = torch.randint(-2**31, 2**31 - 1, (words,), dtype=torch.int32, device=device.name)
     as_floats = torch.rand(words, device=device.name)
@@ -270,7 +276,7 @@ def read_bandwidth(device, rows, when, mib, effort):
     ways = {
         "torch sum": lambda: lambda: as_floats.sum(),
         "torch amax": lambda: lambda: source.amax(),
-        "triton": lambda: importlib.import_module("gpu_reads").reads(source),
+        "triton": lambda: triton_reads(device, source),
         "copy, read and written": lambda: lambda: target.copy_(source),
     }
     best = {}
