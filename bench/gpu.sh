@@ -153,7 +153,7 @@ outcome() {
     125) note "$step" failed "$spent" "no time left"; return ;;
     2)
         # The binary ends with 2 before anything runs where the device cannot do what the command asks of it.
-        if grep -qE 'computes on GPUs yet|unrecognized subcommand' "$step.log"; then note "$step" 'not offered' "$spent" "$line"; return; fi
+        if grep -qE 'GPUs? yet|unrecognized subcommand' "$step.log"; then note "$step" 'not offered' "$spent" "$line"; return; fi
         if [ $has_gpu = 0 ] && grep -qE -- '--device cuda' "$step.log"; then note "$step" absent "$spent" "$line"; return; fi
         note "$step" failed "$spent" "status 2: $line"
         return
