@@ -283,7 +283,7 @@ def main():
     torch.manual_seed(1)
     rows = Rows(args.json, device, args.commit)
     effort = Effort(args.rounds, args.calls, started + args.seconds)
-    print(f"torch {torch.__version__}, {device.machine}, {device.multiprocessors} multiprocessors, L2 {device.l2_bytes >> 20} MiB")
+    print(f"torch {torch.__version__}, {device.machine}, {device.multiprocessors} multiprocessors, L2 {device.l2_bytes / 2**20:.0f} MiB")
     if args.what == "bandwidth":
         read_bandwidth(device, rows, "alone", args.bandwidth_mib, effort)
         rows.finish()

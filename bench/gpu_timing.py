@@ -44,7 +44,7 @@ class Device:
         # Some of torch's functions want to know which.
         self.name, self.is_cuda = "cuda:0" if name == "cuda" else name, name.startswith("cuda")
         if not self.is_cuda:
-            self.machine, self.isa, self.l2_bytes, self.multiprocessors = "processor", "torch-cpu", 1 << 20, 1
+            self.machine, self.isa, self.l2_bytes, self.multiprocessors = "processor", "torch-cpu", 1 << 16, 1
             return
         if not torch.cuda.is_available():
             raise SystemExit("torch sees no GPU")

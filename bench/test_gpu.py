@@ -327,6 +327,56 @@ class Peers(unittest.TestCase):
         self.assertAlmostEqual(cold["median"], 2e3 / 8)
         self.assertAlmostEqual(cold["gbps"], 1e6 / 250e-6 / 1e9)
 
+    def test_libraries_that_are_not_here_get_what_they_would_compute_from(self):
+        """Stand-ins of flashinfer and flash-attention that attend to what they are given, as those are documented."""
+        import torch
+
+        def attend(q, k, v):
+            """q [heads, dim], k and v [len, kv_heads, dim]."""
+            group = q.shape[0] // k.shape[1]
+            k, v = (each.float().repeat_interleave(group, 1).transpose(0, 1) for each in (k, v))
+            scores = torch.einsum("hd,hld->hl", q.float(), k) * q.shape[-1] ** -0.5
+            return torch.einsum("hl,hld->hd", scores.softmax(-1), v).to(torch.bfloat16)
+
+        class Wrapper:
+            def __init__(self, workspace, layout, use_tensor_cores):
+                assert layout == "HND"
+
+            def plan(self, starts, pages, last, heads, kv_heads, dim, page, q_data_type, kv_data_type):
+                self.told = starts.tolist(), pages, last.tolist(), page
+
+            def run(self, q, pair):
+                starts, pages, last, page = self.told
+                answers = []
+                for i, vector in enumerate(q):
+                    mine = pages[starts[i]:starts[i + 1]].long()
+                    length = (len(mine) - 1) * page + last[i]
+                    keys, values = (cache[mine].transpose(1, 2).flatten(0, 1)[:length] for cache in pair)
+                    answers.append(attend(vector, keys, values))
+                return torch.stack(answers)
+
+        def with_kvcache(q, k, v, cache_seqlens, causal):
+            return torch.stack([attend(q[i, 0], k[i, :n], v[i, :n]) for i, n in enumerate(cache_seqlens.tolist())]).unsqueeze(1)
+
+        def tinygemm(x, w, out, bias):
+            out.copy_(x @ w.t() + bias)
+
+        flash = types.SimpleNamespace(flash_attn_with_kvcache=with_kvcache)
+        libraries = {"flash_attn": flash, "flash_attn_interface": flash,
+                     "flashinfer": types.SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=Wrapper, tinygemm_bf16=tinygemm)}
+        sys.path.insert(0, str(HERE))
+        import gpu_peers
+        output = io.StringIO()
+        told = ["--device", "cpu", "--rounds", "1", "--calls", "1", "--bandwidth-mib", "0"]
+        with mock.patch.dict(sys.modules, libraries), contextlib.redirect_stdout(output):
+            for arguments in (["attention", "--heads", "4/2x16", "--batch", "2", "--keys", "130", "--arms", "flashinfer,flash-attn", *told],
+                              ["gemm", "--shape", "64x96", "--rows", "3", "--arms", "tinygemm", *told]):
+                with mock.patch.object(sys, "argv", ["gpu_peers.py", *arguments]):
+                    gpu_peers.main()
+        self.assertNotIn("absent", output.getvalue())
+        for name in ("flashinfer", "flashinfer-mma", "flash-attn-2", "flash-attn-3", "tinygemm"):
+            self.assertIn(f" {name}: ", output.getvalue())
+
     def test_every_peer_that_needs_no_gpu_has_rows_like_ours(self):
         told = {"gemm": ["--shape", "256x128", "--rows", "1,3", "--compile"],
                 "attention": ["--heads", "4/2x16", "--batch", "2", "--keys", "130"],
