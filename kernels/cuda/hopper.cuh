@@ -1,6 +1,6 @@
 // Instructions of Hopper (sm_90a) that CUDA C++ has no name for: barriers in shared memory that count bytes, bulk copies, and
-// products of a warpgroup. The simulator's bodies are in sim/hopper.h. A file that includes this one is compiled for sm_90a alone
-// and says so in its first line.
+// products of a warpgroup. The simulator's bodies are in sim/hopper.h. Kernels that use them have a body where HAS_HOPPER is defined
+// and none on other architectures, whose images hold them empty: the launch code does not choose them there.
 //
 // A warpgroup is four warps, the first one's number a multiple of four. D [64, N] += A [64, 16] B [16, N]: warp w of it has rows 16 w
 // to 16 w + 15 of A and D. Lane l has of A (two bf16 a register, the lower k in the lower half)
@@ -25,6 +25,10 @@
 #include "cuda.cuh"
 #ifndef __CUDACC__
 #include "sim/hopper.h"
+#endif
+
+#if !defined(__CUDACC__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define HAS_HOPPER
 #endif
 
 namespace ptx {

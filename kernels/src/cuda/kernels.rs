@@ -133,6 +133,14 @@ kernels! {
     AttentionPlainF16 = c"attention_plain_f16", "ppppppppppiiifi";
     /// Attention by multiply-adds over a cache of f32.
     AttentionPlainF32 = c"attention_plain_f32", "ppppppppppiiifi";
+    /// A product of up to 16 rows with tiles of bf16, on Hopper's tensor cores.
+    GemmWgmmaBf16Rows16 = c"gemm_wgmma_bf16_16", "ppppppiiii";
+    /// A product of up to 32 rows with tiles of bf16, on Hopper's tensor cores.
+    GemmWgmmaBf16Rows32 = c"gemm_wgmma_bf16_32", "ppppppiiii";
+    /// A product of up to 64 rows with tiles of bf16, on Hopper's tensor cores.
+    GemmWgmmaBf16Rows64 = c"gemm_wgmma_bf16_64", "ppppppiiii";
+    /// A product of up to 128 rows with tiles of bf16, on Hopper's tensor cores.
+    GemmWgmmaBf16Rows128 = c"gemm_wgmma_bf16_128", "ppppppiiii";
 }
 
 impl Kernel {
