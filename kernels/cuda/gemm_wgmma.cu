@@ -213,9 +213,9 @@ template <int ROWS, int GROUPS> __device__ __forceinline__ float* kept(const Pro
 // Whether this block is the last of its tile's segments; then what the others wrote is there to read.
 __device__ __forceinline__ bool comes_last(const Product& of) {
   SHARED(unsigned, ticket, 1);
-  __threadfence();  // the sums before the ticket
   __syncthreads();
   if (threadIdx.x == 0) {
+    __threadfence();  // the sums before the ticket
     *ticket = atomicInc(of.tickets + size_t(blockIdx.y) * gridDim.x + blockIdx.x, SEGMENTS - 1);
     __threadfence();  // the ticket before the sums of others
   }
