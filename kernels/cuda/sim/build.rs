@@ -16,7 +16,7 @@ mod simulator {
         for folder in ["..", "."] {
             println!("cargo::rerun-if-changed={folder}");
         }
-        let mut sources = vec!["machine.cpp".into(), "races.cpp".into(), "c_api.cpp".into()];
+        let mut sources = vec!["machine.cpp".into(), "hopper.cpp".into(), "races.cpp".into(), "c_api.cpp".into()];
         sources.extend(kernels());
         cc::Build::new()
             .cpp(true)

@@ -1,6 +1,8 @@
 // The machine of machine.h. Nothing here is seen by kernels but through its functions.
 #include "machine.h"
 
+#include "hopper.h"
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -103,6 +105,7 @@ void end_thread() {
   Thread& thread = *current;
   Block& block = *thread.block;
   if (!thread.open_copies.empty() || !thread.copy_groups.empty()) fault("a thread ends with asynchronous copies under way");
+  if (const char* why = left_behind(thread)) fault(why);
   thread.state = State::Done;
   thread.warp->live &= ~(1u << thread.lane);
   block.live--;
@@ -141,6 +144,7 @@ std::unique_ptr<Block> start_block(unsigned number, const Stacks& stacks, unsign
   block->threads.resize(block->live);
   block->warps.resize((block->live + 31) / 32);
   block->dynamic_shared = shared_memory(grid->launch->dynamic_shared, 1024);
+  block->async_view.assign(grid->launch->dynamic_shared, char(0xff));
   for (unsigned i = 0; i < block->live; i++) {
     Thread& thread = block->threads[i];
     thread.number = i;

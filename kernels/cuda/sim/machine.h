@@ -8,15 +8,15 @@
 //             Reverse   likewise, highest warp and lane first
 //             Random    random warps of several resident blocks, also between atomic operations
 //             Lockstep  all warps of several resident blocks nearly in step
-//   landing   Late      an asynchronous copy lands when it is waited for; a store that other blocks read (__stcg) when a
-//                       fence makes it visible. Finds missing waits and fences
-//             Early     both at once. Finds copies issued into memory that is still being read
+//   landing   Late      an asynchronous copy lands, and the sums of wgmma appear, when they are waited for; a store that other
+//                       blocks read (__stcg) when a fence makes it visible. Finds missing waits and fences
+//             Early     all at once. Finds copies issued into memory that is still being read
 //
 // Blocks start in shuffled order. Shared memory is filled with NaN when a block starts.
 //
 // Cannot see: races that none of the eight brings out; weak memory beyond __stcg, so neither a missing fence on the reader's side
 // nor plain stores that other blocks read. `make races` sees all three (races.h). Nothing here sees bank conflicts, occupancy,
-// speed. Not there: clusters, mbarrier, TMA, wgmma, programmatic dependent launch.
+// speed. hopper.h has Hopper's mbarrier, bulk copies and wgmma. Not there: clusters, tensor maps, programmatic dependent launch.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -82,8 +82,36 @@ struct Copy {
   unsigned count, valid;
 };
 
+struct Thread;
 struct Block;
 struct Warp;
+
+// hopper.h: a bulk copy that its barrier has not counted, or not ended a phase with.
+struct BulkCopy {
+  Copy copy;
+  uint64_t* barrier;
+  Thread* thread;
+  bool landed;
+};
+// A wgmma of a warp, and what it adds to: the values of 32 lanes, which the kernel does not see yet.
+struct Multiply {
+  uint64_t b;
+  unsigned columns;
+  bool accumulate;
+  uint32_t a[32][4];
+  float* d[32];
+};
+struct Sums {
+  unsigned pending = 0;
+  std::vector<float> values;
+};
+struct MultiplyQueue {
+  bool fenced = false;
+  size_t begun = 0;
+  std::vector<Multiply> open;                 // since the last commit
+  std::vector<std::vector<Multiply>> groups;  // committed, not waited for
+  std::map<const float*, Sums> sums;          // by the first lane's registers
+};
 
 enum class State : uint8_t { Ready, AtBarrier, AtWarp, Paused, Done };
 
@@ -117,6 +145,7 @@ struct Warp {
   Lane lanes[32];
   Stores stores;
   unsigned first_thread = 0, number = 0;
+  MultiplyQueue multiply;
   races::WarpClock clock;
 };
 
@@ -135,6 +164,9 @@ struct Block {
   Where barrier;  // where those who arrived stand
   Stores stores;
   char* dynamic_shared = nullptr;
+  std::vector<char> async_view;  // dynamic shared memory as wgmma sees it
+  std::vector<BulkCopy> bulk_copies;
+  std::vector<std::vector<uint64_t>> multiplied;  // the matrices of each warpgroup's products so far
   std::map<const char*, Memory> static_shared;
   size_t static_bytes = 0;
 };

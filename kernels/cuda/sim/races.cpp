@@ -14,7 +14,7 @@ namespace sim::races {
 
 namespace {
 
-enum class Kind : uint8_t { Read, AtomicRead, Write, AtomicUpdate, Copy };
+enum class Kind : uint8_t { Read, AtomicRead, Write, AtomicUpdate, Copy, Bulk };
 
 bool writes(Kind kind) { return kind >= Kind::Write; }
 bool atomic(Kind kind) { return kind == Kind::AtomicRead || kind == Kind::AtomicUpdate; }
@@ -37,6 +37,11 @@ struct Granule {
 constexpr uintptr_t PAGE_BYTES = 4096;
 using Page = std::array<Granule, PAGE_BYTES / 4>;
 
+// Of a barrier of hopper.h: what those who arrived in this phase or before did, and what a phase that ended lets others know.
+struct Phases {
+  Knowledge arrived, ended;
+};
+
 struct Argument {
   size_t number;
   uintptr_t address;
@@ -49,6 +54,7 @@ struct Checker {
   uintptr_t last_page = ~uintptr_t(0);
   Page* last = nullptr;
   std::map<uintptr_t, Knowledge> released;    // by the address of the atomic
+  std::map<uintptr_t, Phases> phases;         // by the address of the barrier
   std::vector<std::vector<Where>> barriers;  // that each block passed
   std::vector<Argument> arguments;
 
@@ -130,6 +136,7 @@ const char* name(Kind kind) {
     case Kind::Write: return "a write";
     case Kind::AtomicUpdate: return "an atomic update";
     case Kind::Copy: return "an asynchronous copy";
+    case Kind::Bulk: return "a bulk copy";
   }
   return "";
 }
@@ -228,6 +235,7 @@ void begin(const void* stacks, size_t stack_bytes, unsigned blocks, const std::s
   checker.pages.clear();
   checker.last_page = ~uintptr_t(0);
   checker.released.clear();
+  checker.phases.clear();
   checker.barriers.assign(blocks, {});
   checker.arguments.clear();
   for (size_t i = 0; i < signature.size(); i++)
@@ -238,8 +246,11 @@ void forget(const void* memory, size_t bytes) {
   for_each_granule(memory, bytes, [](uintptr_t granule, uint8_t) {
     if (checker.pages.count(granule / PAGE_BYTES)) checker.granule(granule) = {};
   });
-  const auto begin = checker.released.lower_bound(uintptr_t(memory));
-  checker.released.erase(begin, checker.released.lower_bound(uintptr_t(memory) + bytes));
+  const auto erase = [&](auto& map) {
+    map.erase(map.lower_bound(uintptr_t(memory)), map.lower_bound(uintptr_t(memory) + bytes));
+  };
+  erase(checker.released);
+  erase(checker.phases);
 }
 
 void read(const void* from, size_t bytes) { access(from, bytes, Kind::Read); }
@@ -286,6 +297,51 @@ void copy_ends(const Copy& copy) {
   });
   access(copy.from, copy.valid, Kind::Read);
   access(copy.to, copy.count, Kind::Write);
+}
+
+void arrive(const void* barrier) {
+  access(barrier, 8, Kind::AtomicUpdate);
+  Knowledge& arrived = checker.phases[uintptr_t(barrier)].arrived;
+  arrived = merged(arrived, all_of(*current));
+}
+void phase_ends(const void* barrier) {
+  Phases& phases = checker.phases[uintptr_t(barrier)];
+  phases.ended = phases.arrived;
+}
+void wait_ends(const void* barrier) {
+  access(barrier, 8, Kind::AtomicRead);
+  Clock& clock = current->clock;
+  clock.acquired = merged(clock.acquired, checker.phases[uintptr_t(barrier)].ended);
+}
+void forget_phases(const void* barrier) { checker.phases.erase(uintptr_t(barrier)); }
+
+// From here on the bytes are as if the thread that began the copy had written them, and who waits for the phase knows.
+void bulk_copy_ends(const BulkCopy& bulk, Thread& thread) {
+  for_each_granule(bulk.copy.to, bulk.copy.count, [&](uintptr_t at, uint8_t bytes) {
+    auto& written = checker.granule(at).written;
+    remove(written, [](const Entry& entry) { return entry.kind == Kind::Copy; });
+    written.push_back({thread.block->number, barriers_passed(thread.block->number), thread.warp->clock.now, 1u << thread.lane,
+                       uint16_t(thread.warp->number), bytes, Kind::Bulk});
+  });
+  Knowledge& arrived = checker.phases[uintptr_t(bulk.barrier)].arrived;
+  arrived = merged(arrived, all_of(thread));
+}
+
+void fence_proxy() { current->clock.proxied = current->warp->clock.now++; }
+
+void read_by_async_proxy(const void* from, size_t bytes) {
+  for_each_granule(from, bytes, [](uintptr_t at, uint8_t) {
+    for (const Entry& entry : checker.granule(at).written) {
+      if (entry.kind != Kind::Write) continue;
+      for (uint32_t lanes = entry.lanes; lanes; lanes &= lanes - 1) {
+        const unsigned thread = entry.warp * 32 + unsigned(__builtin_ctz(lanes));
+        if (current->block->threads[thread].clock.proxied < entry.stamp)
+          fault("race at " + memory_name(at) + ": a write by thread " + std::to_string(thread) + " (" + last_barrier(entry) +
+                ") is read by wgmma and was not fenced by fence_proxy_async");
+      }
+    }
+  });
+  access(from, bytes, Kind::Read);
 }
 
 void barrier(Block& block) {

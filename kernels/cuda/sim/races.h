@@ -5,7 +5,10 @@
 //   __syncthreads     all threads of the block           __syncwarp      the lanes of its mask; shuffles and votes order nothing
 //   __threadfence     what the thread did or knew before it goes to who reads, then fences, an atomic that it updates after it
 //   add_release, load_acquire                            likewise, without the fences
+//   mbarrier          what threads did before they arrived goes to who waits for the phase, and so do the bytes of its bulk copies
 //   cp.async          no one, its own thread included, may touch either side's bytes in a conflicting way before it was waited for
+//   bulk copies       likewise, until the phase of their barrier ends
+//   wgmma             reads its matrix when it begins and when it is waited for; who wrote it must have fenced (fence_proxy_async)
 //
 // Needs `make races`: kernels compiled with -fsanitize=thread, whose calls before every access end here (races.cpp) and not in that
 // sanitizer's library, and -DSIM_RACES; else all of this is empty. About 0.1 us per access.
@@ -30,6 +33,7 @@ struct Thread;
 struct Warp;
 struct Block;
 struct Copy;
+struct BulkCopy;
 }  // namespace sim
 
 namespace sim::races {
@@ -52,6 +56,7 @@ struct Clock {
   Knowledge read;          // through atomics, once it fences
   Knowledge fenced;        // what it knew at its last fence: what its atomics carry
   Knowledge last;          // acquired last: a loop that waits acquires the same many times
+  uint32_t proxied = 0;    // stamp of its last fence for the asynchronous proxy
 };
 // Ticks when a lane lets others know what it did.
 struct WarpClock {
@@ -73,6 +78,15 @@ void fence();
 void copy_begins(const Copy& copy);
 void copy_ends(const Copy& copy);
 
+// hopper.h:
+void arrive(const void* barrier);
+void phase_ends(const void* barrier);
+void wait_ends(const void* barrier);
+void forget_phases(const void* barrier);
+void bulk_copy_ends(const BulkCopy& bulk, Thread& thread);
+void fence_proxy();
+void read_by_async_proxy(const void* from, size_t bytes);
+
 void barrier(Block& block);
 void lanes_meet(Block& block, Warp& warp, uint32_t mask);
 
@@ -90,6 +104,13 @@ inline void acquire(const void*, size_t) {}
 inline void fence() {}
 inline void copy_begins(const Copy&) {}
 inline void copy_ends(const Copy&) {}
+inline void arrive(const void*) {}
+inline void phase_ends(const void*) {}
+inline void wait_ends(const void*) {}
+inline void forget_phases(const void*) {}
+inline void bulk_copy_ends(const BulkCopy&, Thread&) {}
+inline void fence_proxy() {}
+inline void read_by_async_proxy(const void*, size_t) {}
 inline void barrier(Block&) {}
 inline void lanes_meet(Block&, Warp&, uint32_t) {}
 

@@ -4,6 +4,7 @@
 //     warp.h     shuffles and votes                         tensor.h  ldmatrix, mma
 //     types.h    vectors, bfloat16, float16, e4m3           fiber.h   stacks and the switch between them
 //     races.h    which access happens before which (`make races`)
+//     hopper.h   mbarrier, bulk copies, wgmma, for who includes ../hopper.cuh
 //
 // A kernel keeps to three rules: shared memory is declared by SHARED or DYNAMIC_SHARED, PTX is called through the functions
 // of namespace ptx (which have a body here and one in ../ptx.cuh), and EXPORT_KERNEL(name) follows its definition.

@@ -280,6 +280,14 @@ kernels! {
     AttentionMmaF16D128 = c"attention_mma_f16_128", "pppppppppppiifi";
     /// Attention on tensor cores over a cache of f16, heads of 256 elements.
     AttentionMmaF16D256 = c"attention_mma_f16_256", "pppppppppppiifi";
+    /// A product of up to 16 rows with tiles of bf16, on Hopper's tensor cores.
+    GemmWgmmaBf16Rows16 = c"gemm_wgmma_bf16_16", "ppppppiiii";
+    /// A product of up to 32 rows with tiles of bf16, on Hopper's tensor cores.
+    GemmWgmmaBf16Rows32 = c"gemm_wgmma_bf16_32", "ppppppiiii";
+    /// A product of up to 64 rows with tiles of bf16, on Hopper's tensor cores.
+    GemmWgmmaBf16Rows64 = c"gemm_wgmma_bf16_64", "ppppppiiii";
+    /// A product of up to 128 rows with tiles of bf16, on Hopper's tensor cores.
+    GemmWgmmaBf16Rows128 = c"gemm_wgmma_bf16_128", "ppppppiiii";
 }
 
 impl Kernel {

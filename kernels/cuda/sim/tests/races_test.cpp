@@ -68,6 +68,19 @@ TEST(a_wait_for_copies_after_the_barrier_is_found) {
 TEST(a_copy_into_memory_that_is_still_read_is_found) {
   expect("copy_refill", WITH_BUFFERS, "dynamic shared memory", "a read", "and an asynchronous copy (after barrier");
 }
+const sim::Launch WITH_RING{1, 160, 2 * 512 + 32}, WITH_MATRIX{1, 128, 256};
+TEST(a_bulk_copy_that_is_read_too_early_is_found) {
+  expect("bulk_wait", WITH_RING, "dynamic shared memory", "an asynchronous copy by block (0, 0, 0) thread 128", "not waited for");
+}
+TEST(a_bulk_copy_into_memory_that_is_still_read_is_found) {
+  expect("bulk_refill", WITH_RING, "dynamic shared memory", "a read", "an asynchronous copy (after barrier 1");
+}
+TEST(a_write_that_wgmma_reads_without_a_fence_of_the_writer_is_found) {
+  expect("matrix_fence", WITH_MATRIX, "dynamic shared memory", "a write by thread ", "not fenced by fence_proxy_async");
+}
+TEST(a_write_to_a_matrix_that_wgmma_still_reads_is_found) {
+  expect("matrix_reuse", WITH_MATRIX, "dynamic shared memory", "a read", "and a write");
+}
 TEST(writes_to_the_same_bytes_race_and_writes_to_their_neighbours_do_not) {
   expect("halves", ONE_BLOCK, "shared memory small", "a write", "and a write");
 }

@@ -1,6 +1,7 @@
 // Kernels in two versions, NAME_right and NAME_wrong, of which the second races. All leave the sum of `in` in out[0].
 // In no schedule has a race to show in the result: who wins may be the right one every time.
 #include "../../cuda.cuh"
+#include "seeded_hopper.cuh"
 
 namespace {
 
@@ -149,6 +150,24 @@ template <bool BUG> __device__ void halves(PARAMETERS) {
   out[0] = sum;
 }
 
+// Of seeded_hopper.cuh, a block of 160 or 128.
+template <bool BUG> __device__ void bulk_wait(PARAMETERS) {
+  (void)work, (void)counter;
+  hopper::ring<BUG ? hopper::NO_WAIT_FOR_BYTES : hopper::NO_RING_BUG>(in, out);
+}
+template <bool BUG> __device__ void bulk_refill(PARAMETERS) {
+  (void)work, (void)counter;
+  hopper::ring<BUG ? hopper::ARRIVAL_BEFORE_READ : hopper::NO_RING_BUG>(in, out);
+}
+template <bool BUG> __device__ void matrix_fence(PARAMETERS) {
+  (void)work, (void)counter;
+  hopper::product<BUG ? hopper::NO_PROXY_FENCE : hopper::NO_PRODUCT_BUG>(in, out);
+}
+template <bool BUG> __device__ void matrix_reuse(PARAMETERS) {
+  (void)work, (void)counter;
+  hopper::product<BUG ? hopper::NO_BARRIER_BEFORE_REUSE : hopper::NO_PRODUCT_BUG>(in, out);
+}
+
 }  // namespace
 
 PAIR(sum_of_warps)
@@ -162,3 +181,7 @@ PAIR(copy_wait_count)
 PAIR(copy_wait_order)
 PAIR(copy_refill)
 PAIR(halves)
+PAIR(bulk_wait)
+PAIR(bulk_refill)
+PAIR(matrix_fence)
+PAIR(matrix_reuse)
