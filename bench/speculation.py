@@ -39,6 +39,34 @@ CODE = [
     "    let sum: f64 = values.iter().sum();\n    Some(sum / values.len() as f64)\n}\n",
     "function findUser(users, name) {\n  for (const user of users) {\n    if (user.name === name) {\n      return user;\n"
     "    }\n  }\n  return null;\n}\n",
+    "def read_config(path):\n    settings = {}\n    with open(path) as file:\n        for line in file:\n"
+    "            key, value = line.split('=', 1)\n            settings[key.strip()] = value.strip()\n    return settings\n",
+    "int binary_search(const int *values, int count, int wanted) {\n    int low = 0, high = count - 1;\n    while (low <= high) {\n"
+    "        int middle = (low + high) / 2;\n        if (values[middle] == wanted) return middle;\n"
+    "        if (values[middle] < wanted) low = middle + 1;\n        else high = middle - 1;\n    }\n    return -1;\n}\n",
+    "SELECT customers.name, SUM(orders.amount) AS total\nFROM customers\nJOIN orders ON orders.customer_id = customers.id\n"
+    "WHERE orders.created_at >= '2024-01-01'\nGROUP BY customers.name\nORDER BY total DESC;\n",
+    "public class Stack {\n    private final List<Integer> items = new ArrayList<>();\n\n    public void push(int item) {\n"
+    "        items.add(item);\n    }\n\n    public int pop() {\n        return items.remove(items.size() - 1);\n    }\n}\n",
+    "func reverse(text string) string {\n\trunes := []rune(text)\n\tfor i, j := 0, len(runes)-1; i < j; i, j = i+1, j-1 {\n"
+    "\t\trunes[i], runes[j] = runes[j], runes[i]\n\t}\n\treturn string(runes)\n}\n",
+    "<form action=\"/login\" method=\"post\">\n  <label for=\"name\">Name</label>\n  <input id=\"name\" name=\"name\" type=\"text\">\n"
+    "  <label for=\"password\">Password</label>\n  <input id=\"password\" name=\"password\" type=\"password\">\n"
+    "  <button>Log in</button>\n</form>\n",
+    "def fibonacci(count):\n    numbers = [0, 1]\n    while len(numbers) < count:\n        numbers.append(numbers[-1] + numbers[-2])\n"
+    "    return numbers[:count]\n\n\ndef is_even(number):\n    return number % 2 == 0\n",
+    "struct Point {\n    double x;\n    double y;\n\n    double distance_to(const Point& other) const {\n"
+    "        double dx = x - other.x;\n        double dy = y - other.y;\n        return std::sqrt(dx * dx + dy * dy);\n    }\n};\n",
+    "const express = require('express');\nconst app = express();\n\napp.get('/users/:id', async (request, response) => {\n"
+    "  const user = await database.find(request.params.id);\n  if (!user) return response.status(404).end();\n"
+    "  response.json(user);\n});\n",
+    "#!/bin/bash\nfor file in *.log; do\n    count=$(grep -c ERROR \"$file\")\n    if [ \"$count\" -gt 0 ]; then\n"
+    "        echo \"$file: $count errors\"\n    fi\ndone\n",
+    "def merge(left, right):\n    merged = []\n    while left and right:\n        if left[0] <= right[0]:\n"
+    "            merged.append(left.pop(0))\n        else:\n            merged.append(right.pop(0))\n    return merged + left + right\n",
+    "impl Queue {\n    pub fn new() -> Self {\n        Queue { items: VecDeque::new() }\n    }\n\n"
+    "    pub fn enqueue(&mut self, item: u32) {\n        self.items.push_back(item);\n    }\n\n"
+    "    pub fn dequeue(&mut self) -> Option<u32> {\n        self.items.pop_front()\n    }\n}\n",
 ]
 FREE = [f"{opening} " for opening in (
     "Once upon a time in a village by the sea", "The history of the bicycle begins with", "My favourite season is",

@@ -37,6 +37,9 @@ template <class T> __device__ __forceinline__ void load_chunk(const T* row, int 
   }
 }
 
+// SwiGLU's middle.
+__device__ __forceinline__ float silu_mul(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
+
 __device__ __forceinline__ int divided_up(int a, int b) { return (a + b - 1) / b; }
 
 }  // namespace elements

@@ -16,6 +16,25 @@ __device__ __forceinline__ void add_release(unsigned* at, unsigned value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
 
+// Programmatic dependent launch. A kernel that is launched with the attribute may begin while the one before it in the stream still
+// runs, once all blocks of that one have said let_next_start or ended; without the attribute both do nothing. Behind
+// wait_for_previous the kernel before has ended and all it wrote is there; and all before it, too, if every block of every kernel
+// that is launched so waits. Below sm_90, and in what a driver makes of PTX for less (CU_FUNC_ATTRIBUTE_PTX_VERSION says 80), there is
+// neither: such code must not be given the attribute.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Brings the line of a global address into the second-level cache.
+__device__ __forceinline__ void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
 // 16 bytes from global to shared memory, without `valid` zeros; past the first-level cache.
 __device__ __forceinline__ void copy_async_16(void* to, const void* from, bool valid = true) {
   const int bytes = valid ? 16 : 0;

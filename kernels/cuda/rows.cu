@@ -57,8 +57,7 @@ extern "C" __global__ void __launch_bounds__(256) silu_mul(const float* gate_up,
   const int i = column();
   if (i >= cols) return;
   const float* const row = gate_up + size_t(blockIdx.y) * 2 * cols;
-  const float gate = row[i], up = row[cols + i];
-  out[size_t(blockIdx.y) * cols + i] = gate / (1.0f + expf(-gate)) * up;
+  out[size_t(blockIdx.y) * cols + i] = elements::silu_mul(row[i], row[cols + i]);
 }
 EXPORT_KERNEL(silu_mul)
 

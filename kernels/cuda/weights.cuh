@@ -2,7 +2,7 @@
 // of kernels/src/reference/dequantize.rs to the bit. Its head has the table of the types and their blocks.
 //
 // A type W has `row_bytes(cols)` and `load(row, chunk, cols, to)`: elements 8 chunk to 8 chunk + 7, zeros beyond the end of a row
-// of a float type. Blocks of 18, 34, 110 or 210 bytes are aligned to two bytes only, so quantized bytes are read in pairs;
+// of a float type; rows are a whole number of runs of BLOCK. Blocks of 18, 34, 110 or 210 bytes are aligned to two bytes only, so quantized bytes are read in pairs;
 // products of scales and small integers are exact in float32, and only the addition of a minimum rounds.
 #pragma once
 #include "elements.cuh"
@@ -13,6 +13,7 @@ using elements::CHUNK;
 using Byte = unsigned char;
 
 template <class T> struct Float {
+  static constexpr int BLOCK = 1;
   static __device__ __forceinline__ size_t row_bytes(int cols) { return size_t(cols) * sizeof(T); }
   static __device__ __forceinline__ void load(const Byte* row, int chunk, int cols, float (&to)[CHUNK]) {
     elements::load_chunk(reinterpret_cast<const T*>(row), chunk, cols, to);
@@ -37,6 +38,7 @@ struct Eight {
 
 // Types whose blocks hold LEN elements in BYTES; W::decode(block, first, to) gives elements first to first + 7 of a block.
 template <class W, int LEN, int BYTES> struct Blocks {
+  static constexpr int BLOCK = LEN;
   static __device__ __forceinline__ size_t row_bytes(int cols) { return size_t(cols / LEN) * BYTES; }
   static __device__ __forceinline__ void load(const Byte* row, int chunk, int, float (&to)[CHUNK]) {
     constexpr int CHUNKS = LEN / CHUNK;

@@ -218,6 +218,10 @@ impl StepTables {
     pub fn num_rows(&self) -> usize {
         self.positions.len()
     }
+    /// Whether every sequence has one row: each is a token that follows what the cache has.
+    pub fn has_one_row_each(&self) -> bool {
+        self.spans.len() == self.num_rows()
+    }
     /// Asserts that the tables fit together and address only what the cache has: loops below may trust them.
     pub(crate) fn check(&self, heads: HeadLayout, layout: KvLayout) {
         assert_eq!(heads.num_kv_heads, layout.num_kv_heads, "the cache has the KV heads of the layer");
@@ -306,6 +310,39 @@ pub struct AttentionParams<'a> {
     pub softmax: Softmax<'a>,
 }
 
+/// What one step is told: everything that differs between two steps of the same form.
+#[derive(Debug, Clone, Copy)]
+pub struct StepInputs<'a> {
+    /// The token of each row.
+    pub tokens: &'a [u32],
+    /// Who is in the batch.
+    pub tables: &'a StepTables,
+    /// The rows that need logits.
+    pub logit_rows: &'a [u32],
+}
+
+/// A norm that goes before a product.
+pub struct Norm<'a, B: Backend> {
+    /// What is normalised.
+    pub x: &'a B::Buffer,
+    /// One weight per column.
+    pub weight: &'a B::Vector,
+    /// What is added to the mean of the squares.
+    pub eps: f32,
+    /// Room for the normalised rows; unspecified afterwards.
+    pub normed: &'a mut B::Buffer,
+}
+
+/// How the queries and keys of a step are made ready for attention.
+pub struct Turn<'a, B: Backend> {
+    /// Norms of queries and keys, and what is added to the mean of the squares.
+    pub qk_norm: Option<(&'a B::Vector, &'a B::Vector, f32)>,
+    /// Which pairs turn.
+    pub rope: &'a Rope,
+    /// [`Backend::rope_angles`] of the step.
+    pub angles: &'a B::Buffer,
+}
+
 /// What a backend says about itself; ends in `taper doctor`, benchmark rows and `system_fingerprint`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendInfo {
@@ -333,6 +370,10 @@ pub trait Backend: Send + Sync + 'static {
     /// What this backend is.
     fn info(&self) -> BackendInfo;
 
+    /// Bytes that can still be allocated, where that is not the host's memory.
+    fn free_bytes(&self) -> Option<usize> {
+        None
+    }
     /// Allocates zeroed activations.
     fn buffer(&self, rows: usize, cols: usize) -> Result<Self::Buffer, Error>;
     /// Prepares a matrix of stacked parts (at least one, all with the same `cols`). Quantized blocks stay quantized.
@@ -360,23 +401,28 @@ pub trait Backend: Send + Sync + 'static {
     /// # Errors
     /// When the bytes are not as many as a block has; the block stays what it was.
     fn import_kv_block(&self, cache: &mut Self::KvCache, block: u32, bytes: &[u8]) -> Result<(), Error>;
+    /// Per layer, how many (row, head) pairs [`Backend::attention`] over this cache has computed again because their fixed
+    /// reference did not fit ([`Softmax`]), since the cache was made.
+    fn recomputed(&self, cache: &Self::KvCache) -> Vec<u64>;
     /// Copies `rows` of a buffer to the host; `out` is `[rows.len(), cols]`.
     fn read_rows(&self, buffer: &Self::Buffer, rows: Range<usize>, out: &mut [f32]);
+
+    /// Runs the operations of a step; of tokens, tables and rows they are told these. Steps of one `form` with as many rows, as many
+    /// rows of logits, and one row per sequence or not, ask for the same operations on the same memory: a backend may record
+    /// those of one and replay them for another, without calling `operations` again. Nothing else may depend on their being called,
+    /// and what leaves the backend (rows that are read, counts) is asked for afterwards. Without a form they are always called.
+    fn step(&self, inputs: StepInputs<'_>, form: Option<u64>, operations: &mut dyn FnMut(&Self))
+    where
+        Self: Sized,
+    {
+        let _ = (inputs, form);
+        operations(self);
+    }
 
     /// `out[r] = table[tokens[r]]`, decoded to float32. Token ids are below the table's rows.
     fn embed(&self, table: &Self::Matrix, tokens: &[u32], out: &mut Self::Buffer);
     /// `out = x * weight / sqrt(mean(x^2) + eps)`, per row.
     fn rms_norm(&self, rows: usize, x: &Self::Buffer, weight: &Self::Vector, eps: f32, out: &mut Self::Buffer);
-    /// `residual += delta`, then `out = rms_norm(residual)`.
-    fn add_rms_norm(
-        &self,
-        rows: usize,
-        residual: &mut Self::Buffer,
-        delta: &Self::Buffer,
-        weight: &Self::Vector,
-        eps: f32,
-        out: &mut Self::Buffer,
-    );
     /// A hint: the product after the next one is with this matrix, and whatever waits for work may fetch it. It decides no bit.
     fn soon(&self, _matrix: &Self::Matrix) {}
     /// `out = x * matrix^T (+ bias)`; `x` is `[rows, K]`, `out` `[rows, N]`, N the sum over the parts.
@@ -417,8 +463,7 @@ pub trait Backend: Send + Sync + 'static {
         cache: &mut Self::KvCache,
     );
     /// Causal attention of every row over its sequence's keys; reads q from the fused qkv buffer, `out` is
-    /// `[rows, num_heads * head_dim]`. Returns how many (row, head) pairs were computed again because their fixed reference
-    /// did not fit ([`Softmax`]).
+    /// `[rows, num_heads * head_dim]`. What had to be computed again is counted ([`Backend::recomputed`]).
     fn attention(
         &self,
         step: &StepTables,
@@ -426,7 +471,7 @@ pub trait Backend: Send + Sync + 'static {
         qkv: &Self::Buffer,
         cache: &Self::KvCache,
         out: &mut Self::Buffer,
-    ) -> u64;
+    );
     /// Adds the scores of every row over the keys that it sees to `statistics`, one per KV head. For calibration, between
     /// [`Backend::rope_kv_store`] and [`Backend::attention`].
     fn observe_scores(
@@ -451,6 +496,79 @@ pub trait Backend: Send + Sync + 'static {
     ) {
         self.linear(rows, x, matrix, None, gate_up);
         self.silu_mul(rows, gate_up, out);
+    }
+    /// A norm, then [`Backend::linear`] of it, to the same bits: what a backend can do in one pass.
+    fn norm_linear(
+        &self,
+        rows: usize,
+        norm: Norm<'_, Self>,
+        matrix: &Self::Matrix,
+        bias: Option<&Self::Vector>,
+        out: &mut Self::Buffer,
+    ) where
+        Self: Sized,
+    {
+        self.rms_norm(rows, norm.x, norm.weight, norm.eps, norm.normed);
+        self.linear(rows, norm.normed, matrix, bias, out);
+    }
+    /// A norm, then [`Backend::linear_silu_mul`] of it, to the same bits.
+    fn norm_linear_silu_mul(
+        &self,
+        rows: usize,
+        norm: Norm<'_, Self>,
+        matrix: &Self::Matrix,
+        gate_up: &mut Self::Buffer,
+        out: &mut Self::Buffer,
+    ) where
+        Self: Sized,
+    {
+        self.rms_norm(rows, norm.x, norm.weight, norm.eps, norm.normed);
+        self.linear_silu_mul(rows, norm.normed, matrix, gate_up, out);
+    }
+    /// [`Backend::linear`] into `delta`, then [`Backend::add`] of it, to the same bits. `delta` is as wide as `residual` and left
+    /// unspecified.
+    fn linear_add(
+        &self,
+        rows: usize,
+        x: &Self::Buffer,
+        matrix: &Self::Matrix,
+        delta: &mut Self::Buffer,
+        residual: &mut Self::Buffer,
+    ) {
+        self.linear(rows, x, matrix, None, delta);
+        self.add(rows, residual, delta);
+    }
+    /// [`Backend::qk_norm`] where there is one, [`Backend::rope_kv_store`], then [`Backend::attention`], to the same bits. `qkv` is
+    /// left unspecified.
+    fn rope_attention(
+        &self,
+        step: &StepTables,
+        turn: Turn<'_, Self>,
+        params: AttentionParams<'_>,
+        qkv: &mut Self::Buffer,
+        cache: &mut Self::KvCache,
+        out: &mut Self::Buffer,
+    ) where
+        Self: Sized,
+    {
+        self.turn_and_store(step, turn, params, qkv, cache);
+        self.attention(step, params, qkv, cache, out);
+    }
+    /// The part of [`Backend::rope_attention`] before attention; `qkv` has the turned rows.
+    fn turn_and_store(
+        &self,
+        step: &StepTables,
+        turn: Turn<'_, Self>,
+        params: AttentionParams<'_>,
+        qkv: &mut Self::Buffer,
+        cache: &mut Self::KvCache,
+    ) where
+        Self: Sized,
+    {
+        if let Some((q_norm, k_norm, eps)) = turn.qk_norm {
+            self.qk_norm(step.num_rows(), qkv, params.heads, q_norm, k_norm, eps);
+        }
+        self.rope_kv_store(step, turn.rope, turn.angles, params, qkv, cache);
     }
     /// `residual += delta`.
     fn add(&self, rows: usize, residual: &mut Self::Buffer, delta: &Self::Buffer);

@@ -1,10 +1,10 @@
 //! The Llama-like decoder: embed, then per layer
 //!
 //! ```text
-//! norm, qkv, [qk norm,] rope + kv store, attention, o, add + norm, gate-up, silu-mul, down, add + norm
+//! norm, qkv, [qk norm,] rope + kv store, attention, o, add, norm, gate-up, silu-mul, down, add
 //! ```
 //!
-//! then the head for the rows that need logits. Prompt pieces and decode steps of any sequences run together; a row's
+//! then norm and head for the rows that need logits. Prompt pieces and decode steps of any sequences run together; a row's
 //! result depends on its own sequence only. All activations are allocated at load for the largest step; what depends on
 //! the shape of steps (plans of attention, rounded activations) grows with the first of them, after which a forward pass
 //! allocates nothing.
@@ -12,12 +12,15 @@
 mod blocks;
 mod fill;
 mod observe;
+mod pass;
 
 use crate::step::Batch;
-use crate::weights::{self, Layer, Weights};
+use crate::weights::{self, Weights};
 use crate::{AttendedRows, Error, Logits, ModelConfig, ModelSoftmax, SequenceSlice, memory};
+use pass::Pass;
+use std::sync::atomic::{AtomicU64, Ordering};
 use taper_checkpoint::Checkpoint;
-use taper_kernels::{AttentionParams, AttentionScheme, BLOCK_SIZE, Backend, KvDtype, KvLayout, ScoreStatistics};
+use taper_kernels::{AttentionScheme, BLOCK_SIZE, Backend, KvDtype, KvLayout, ScoreStatistics, StepInputs};
 
 /// What a user may choose when a model is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,8 +76,10 @@ pub struct Llama<B: Backend> {
     batch: Batch,
     attention: AttentionScheme,
     softmax: ModelSoftmax,
-    /// Per layer, since the network was loaded.
-    attended: Vec<AttendedRows>,
+    /// (row, head) pairs that attention computed in each layer since the network was loaded.
+    attended: Vec<u64>,
+    /// Steps of one form ask the backend for the same operations; another number after every change of those.
+    form: u64,
     /// Per layer and KV head, while a calibration runs.
     observed: Option<Vec<Vec<ScoreStatistics>>>,
     plan: memory::Plan,
@@ -99,6 +104,7 @@ struct Workspace<B: Backend> {
     /// What attention or the feed-forward layer adds to the residual.
     delta: B::Buffer,
     gathered: B::Buffer,
+    gathered_normed: B::Buffer,
     logits: B::Buffer,
     host_logits: Vec<f32>,
 }
@@ -115,6 +121,7 @@ impl<B: Backend> Workspace<B> {
             activated: backend.buffer(max_rows, config.ffn_size)?,
             delta: backend.buffer(max_rows, config.hidden_size)?,
             gathered: backend.buffer(max_logit_rows, config.hidden_size)?,
+            gathered_normed: backend.buffer(max_logit_rows, config.hidden_size)?,
             logits: backend.buffer(max_logit_rows, config.vocab_size)?,
             host_logits: vec![0.0; max_logit_rows * config.vocab_size],
         })
@@ -141,7 +148,8 @@ impl<B: Backend> Llama<B> {
             dtype: options.kv_dtype,
         };
         let block_bytes = backend.kv_block_bytes(layout(1)).saturating_mul(config.num_layers);
-        let plan = memory::plan(&config, &options, block_bytes, memory::available_bytes())?;
+        let free_bytes = backend.free_bytes().unwrap_or_else(memory::available_bytes);
+        let plan = memory::plan(&config, &options, block_bytes, free_bytes)?;
         let layout = layout(plan.num_blocks);
         let cache = backend.kv_cache(layout)?;
         let workspace = Workspace::new(&backend, &config, options.max_rows, options.max_logit_rows)?;
@@ -152,7 +160,8 @@ impl<B: Backend> Llama<B> {
             batch: Batch::with_capacity(options.max_rows, options.max_logit_rows, plan.context_len),
             attention: options.attention,
             softmax: ModelSoftmax::Online,
-            attended: vec![AttendedRows::default(); config.num_layers],
+            attended: vec![0; config.num_layers],
+            form: new_form(),
             observed: None,
             max_rows: options.max_rows,
             max_logit_rows: options.max_logit_rows,
@@ -212,6 +221,7 @@ impl<B: Backend> Llama<B> {
     /// Computes attention in another way from now on.
     pub fn set_attention(&mut self, attention: AttentionScheme) {
         self.attention = attention;
+        self.form = new_form();
     }
 
     /// Which references attention has; running ones after loading.
@@ -225,15 +235,18 @@ impl<B: Backend> Llama<B> {
     pub fn set_softmax(&mut self, softmax: ModelSoftmax) -> Result<(), Error> {
         softmax.check(&self.config)?;
         self.softmax = softmax;
+        self.form = new_form();
         Ok(())
     }
     /// What attention computed in each layer since the network was loaded.
-    pub fn attended(&self) -> &[AttendedRows] {
-        &self.attended
+    pub fn attended(&self) -> Vec<AttendedRows> {
+        let recomputed = self.backend.recomputed(&self.cache);
+        let layers = self.attended.iter().zip(recomputed);
+        layers.map(|(&computed, recomputed)| AttendedRows { computed, recomputed }).collect()
     }
     /// (row, query head) pairs of all layers that were computed a second time since the network was loaded.
     pub fn recomputed_rows(&self) -> u64 {
-        self.attended.iter().map(|layer| layer.recomputed).sum()
+        self.backend.recomputed(&self.cache).iter().sum()
     }
 
     /// Runs one step: stores the keys and values of every token, and computes the logits that the slices ask for.
@@ -252,68 +265,41 @@ impl<B: Backend> Llama<B> {
         }
         self.batch.fill(sequences, self.plan.context_len, self.plan.num_blocks);
         if rows > 0 {
-            self.layers();
+            self.run();
         }
+        let host_logits = &mut self.workspace.host_logits[..logit_rows * vocab_size];
         if logit_rows > 0 {
-            self.head();
+            self.backend.read_rows(&self.workspace.logits, 0..logit_rows, host_logits);
         }
         Ok(Logits::new(&self.workspace.host_logits[..logit_rows * vocab_size], vocab_size))
     }
 
-    /// From tokens to the normed output of the last layer.
-    fn layers(&mut self) {
-        let Llama { backend, config, weights, cache, workspace: ws, batch, .. } = self;
-        let (rows, eps) = (batch.num_rows(), config.norm_eps);
-        let scale = 1.0 / (config.heads.head_dim as f32).sqrt();
-
-        backend.embed(&weights.embedding, &batch.tokens, &mut ws.residual);
-        backend.rope_angles(&config.rope, &batch.tables.positions, &mut ws.angles);
-        backend.rms_norm(rows, &ws.residual, &weights.layers[0].attn_norm, eps, &mut ws.normed);
-        for (index, layer) in weights.layers.iter().enumerate() {
-            let (scheme, softmax) = (self.attention, self.softmax.of_layer(index));
-            let params = AttentionParams { layer: index, heads: config.heads, scale, scheme, softmax };
-            let next = weights.layers.get(index + 1);
-
-            backend.soon(&layer.attn_output);
-            backend.linear(rows, &ws.normed, &layer.qkv, layer.qkv_bias.as_ref(), &mut ws.qkv);
-            if let Some((q_norm, k_norm)) = &layer.qk_norm {
-                backend.qk_norm(rows, &mut ws.qkv, config.heads, q_norm, k_norm, eps);
-            }
-            backend.rope_kv_store(&batch.tables, &config.rope, &ws.angles, params, &mut ws.qkv, cache);
-            if let Some(observed) = &mut self.observed {
-                backend.observe_scores(&batch.tables, params, &ws.qkv, cache, &mut observed[index]);
-            }
-            if next.is_none() && batch.logit_rows.is_empty() {
-                // Nobody reads the output of the last layer; its keys and values are stored.
-                return;
-            }
-            let attended = &mut self.attended[index];
-            attended.computed += (rows * config.heads.num_heads) as u64;
-            attended.recomputed += backend.attention(&batch.tables, params, &ws.qkv, cache, &mut ws.heads);
-            backend.soon(&layer.gate_up);
-            backend.linear(rows, &ws.heads, &layer.attn_output, None, &mut ws.delta);
-            backend.add_rms_norm(rows, &mut ws.residual, &ws.delta, &layer.ffn_norm, eps, &mut ws.normed);
-            feed_forward(backend, rows, layer, ws, next.map_or(weights.head(), |next| &next.qkv));
-            let norm = next.map_or(&weights.output_norm, |next| &next.attn_norm);
-            backend.add_rms_norm(rows, &mut ws.residual, &ws.delta, norm, eps, &mut ws.normed);
-        }
-    }
-
-    /// Logits of the rows that need them, copied to the host.
-    fn head(&mut self) {
-        let Llama { backend, config, weights, workspace: ws, batch, .. } = self;
-        let rows = batch.logit_rows.len();
-        backend.gather_rows(&ws.normed, &batch.logit_rows, &mut ws.gathered);
-        backend.soon(&weights.layers[0].qkv);
-        backend.logits(rows, &ws.gathered, weights.head(), &mut ws.logits);
-        backend.read_rows(&ws.logits, 0..rows, &mut ws.host_logits[..rows * config.vocab_size]);
+    /// Everything of a step that the backend computes.
+    fn run(&mut self) {
+        let Llama { backend, batch, config, attention, softmax, observed, .. } = self;
+        let inputs = StepInputs { tokens: &batch.tokens, tables: &batch.tables, logit_rows: &batch.logit_rows };
+        // What calibrates or is a baseline reads back or needs memory as it goes.
+        let form = (observed.is_none() && *attention == AttentionScheme::SplitKv).then_some(self.form);
+        let mut pass = Pass {
+            config,
+            weights: &self.weights,
+            batch,
+            attention: *attention,
+            softmax,
+            cache: &mut self.cache,
+            workspace: &mut self.workspace,
+            observed: observed.as_deref_mut(),
+        };
+        backend.step(inputs, form, &mut |backend| pass.run(backend));
+        // The last layer attends for those who read its output alone.
+        let layers = config.num_layers - usize::from(batch.logit_rows.is_empty());
+        let pairs = (batch.num_rows() * config.heads.num_heads) as u64;
+        self.attended[..layers].iter_mut().for_each(|attended| *attended += pairs);
     }
 }
 
-/// `delta = down(silu(gate(normed)) * up(normed))`.
-fn feed_forward<B: Backend>(backend: &B, rows: usize, layer: &Layer<B>, ws: &mut Workspace<B>, next: &B::Matrix) {
-    backend.soon(&layer.ffn_down);
-    backend.linear_silu_mul(rows, &ws.normed, &layer.gate_up, &mut ws.gate_up, &mut ws.activated);
-    backend.soon(next);
-    backend.linear(rows, &ws.activated, &layer.ffn_down, None, &mut ws.delta);
+/// A number that no network in this process had before.
+fn new_form() -> u64 {
+    static FORMS: AtomicU64 = AtomicU64::new(0);
+    FORMS.fetch_add(1, Ordering::Relaxed)
 }

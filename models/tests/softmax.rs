@@ -80,9 +80,10 @@ fn rows_that_a_bound_does_not_fit_are_recomputed_and_counted_in_their_layer() {
     let mut model = load(cpu(2), hot().to_gguf()).unwrap();
     let online = run_whole(&mut model, &tokens(150));
     model.set_softmax(ModelSoftmax::Bounded).unwrap();
-    let before = model.attended().to_vec();
+    let before = model.attended();
     let bounded = run_whole(&mut model, &tokens(150));
-    let [first, others @ ..] = model.attended() else { panic!("there are layers") };
+    let attended = model.attended();
+    let [first, others @ ..] = &attended[..] else { panic!("there are layers") };
     assert!(first.recomputed > 0 && others.iter().all(|layer| layer.recomputed == 0), "{:?}", model.attended());
     assert_eq!(first.computed - before[0].computed, 150 * 4, "rows times query heads");
     assert_eq!(model.recomputed_rows(), first.recomputed);

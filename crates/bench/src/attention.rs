@@ -92,7 +92,12 @@ fn one_shape(
     let mut recomputed = vec![0; arms.len()];
     let mut theirs = None;
     let seconds = cases.effort.rounds(arms.len(), |index| match (&mut candle, arms[index].ours()) {
-        (_, Some(way)) => Ok::<f64, Error>(sample(|| recomputed[index] += ring.attend(way))),
+        (_, Some(way)) => {
+            let before = ring.recomputed();
+            let seconds = sample(|| ring.attend(way));
+            recomputed[index] += ring.recomputed() - before;
+            Ok::<f64, Error>(seconds)
+        }
         (_, None) if arms[index] == Arm::Reads => Ok(sample(|| reads.read(ring.bytes_per_call()))),
         (Some(candle), None) => {
             let answer = candle.attention(shape)?;

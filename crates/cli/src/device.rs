@@ -1,8 +1,9 @@
-//! Whether the device that was asked for can compute, which is known before anything is read, fetched or bound.
+//! The GPU that was asked for: whether it can compute, which is known before anything is read, fetched or bound; and opening it.
 
 use crate::args::{Command, Device};
 use anyhow::{Result, anyhow};
-use taper_kernels::cuda::{self, fatbin};
+use std::sync::Arc;
+use taper_kernels::cuda::{self, Cuda, Driver, fatbin};
 
 /// What to do where a GPU was asked for.
 const OTHERWISE: &str = "--device cpu (or TAPER_DEVICE=cpu) computes on the processor";
@@ -14,7 +15,14 @@ pub(crate) fn check(command: &Command) -> Result<()> {
     let found =
         format!("--device {device}: there is GPU {index}, {}, compute capability {}", gpu.name, gpu.compute_capability);
     match command {
-        Command::Selftest(_) => fatbin::image().map(drop).map_err(|error| anyhow!("{found}, but {error}; {OTHERWISE}")),
-        _ => Err(anyhow!("{found}, but nothing but `taper selftest` computes on GPUs yet; {OTHERWISE}")),
+        Command::Bench(_) | Command::Tune(_) => {
+            Err(anyhow!("{found}, but `taper bench` and `taper tune` do not compute on GPUs yet; {OTHERWISE}"))
+        }
+        _ => fatbin::image().map(drop).map_err(|error| anyhow!("{found}, but {error}; {OTHERWISE}")),
     }
+}
+
+/// A GPU with the kernels of this program.
+pub(crate) fn open_gpu(index: usize) -> Result<Cuda<Driver>> {
+    Ok(Cuda::new(Arc::new(Driver::open(index, &fatbin::image()?)?))?)
 }

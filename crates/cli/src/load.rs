@@ -2,8 +2,9 @@
 
 mod draft;
 
-use crate::args::{BackendKind, ContextArgs, EngineArgs, ModelArgs};
+use crate::args::{ActivationsKind, BackendKind, ContextArgs, Device, EngineArgs, ModelArgs};
 use crate::calibration_file;
+use crate::device::open_gpu;
 use crate::output;
 use crate::progress::Bars;
 use crate::tune_file;
@@ -61,14 +62,21 @@ pub(crate) fn with_model<T: ModelTask>(
     progress: &dyn Progress,
     task: T,
 ) -> Result<T::Output> {
-    match args.backend {
-        BackendKind::Cpu => {
+    match (args.device.device, args.backend) {
+        (Device::Cuda(index), BackendKind::Cpu) => {
+            if args.threads.is_some() || args.isa.is_some() || args.activations != ActivationsKind::Full {
+                progress
+                    .note("--threads, --isa and --activations are about the processor: a GPU computes without them");
+            }
+            load(args, open_gpu(index)?, checkpoint, options, progress, task)
+        }
+        (Device::Auto | Device::Cpu, BackendKind::Cpu) => {
             let config = CpuConfig { threads: args.threads, isa: args.isa.clone() };
             let cpu = Cpu::new(config)?.with_activations(args.activations.into());
             let tuning = tune_file::load(&cpu.info());
             load(args, cpu.with_tuning(tuning), checkpoint, options, progress, task)
         }
-        BackendKind::Reference => load(args, Reference::new(), checkpoint, options, progress, task),
+        (_, BackendKind::Reference) => load(args, Reference::new(), checkpoint, options, progress, task),
     }
 }
 
@@ -86,7 +94,7 @@ fn load<B: Backend + Clone, T: ModelTask>(
 }
 
 /// Reads the weights, with a progress bar.
-fn load_network<B: Backend>(
+pub(crate) fn load_network<B: Backend>(
     backend: B,
     checkpoint: &Checkpoint,
     options: LoadOptions,

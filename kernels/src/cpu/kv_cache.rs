@@ -22,6 +22,7 @@ use super::simd::{Kernel, LANES, Simd, run};
 use crate::memory::AlignedVec;
 use crate::{BLOCK_SIZE, Error, KvDtype, KvLayout};
 use format::{BF16, F16, Q8_0};
+use std::sync::atomic::AtomicU64;
 
 /// Where things lie in a cache.
 #[derive(Debug, Clone, Copy)]
@@ -136,6 +137,8 @@ impl<F: Format> Storage<F> {
 pub struct KvCache {
     pub(super) storage: AnyStorage,
     layout: KvLayout,
+    /// Per layer, (row, head) pairs that attention computed a second time.
+    pub(super) recomputed: Vec<AtomicU64>,
 }
 
 #[derive(Debug)]
@@ -169,7 +172,7 @@ impl KvCache {
             KvDtype::F32 => AnyStorage::F32(Storage::new(geometry)?),
             KvDtype::Q8_0 => AnyStorage::Q8_0(Storage::new(geometry)?),
         };
-        Ok(Self { storage, layout })
+        Ok(Self { storage, layout, recomputed: (0..layout.num_layers).map(|_| AtomicU64::new(0)).collect() })
     }
 
     pub(super) fn layout(&self) -> KvLayout {

@@ -35,8 +35,9 @@ use cores::Cores;
 use gemm::{GemmScratch, PackedMatrix, Tuning};
 use isa::Isa;
 use pool::Pool;
-use rows::{for_row_pairs_mut, for_rows_mut};
+use rows::for_rows_mut;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Multiply-adds, or what takes as long, below which storing keys stays on one thread.
@@ -205,6 +206,10 @@ impl Backend for Cpu {
         cache.import_block(block as usize, bytes)
     }
 
+    fn recomputed(&self, cache: &KvCache) -> Vec<u64> {
+        cache.recomputed.iter().map(|count| count.load(Ordering::Relaxed)).collect()
+    }
+
     fn read_rows(&self, buffer: &Buffer, rows: Range<usize>, out: &mut [f32]) {
         out.copy_from_slice(&buffer.rows(rows.end)[rows.start * buffer.cols()..]);
     }
@@ -225,25 +230,6 @@ impl Backend for Cpu {
         let x = x.rows(rows);
         for_rows_mut(self.pool(), out.rows_mut(rows), cols, |rows, out| {
             norm::rms_norm(self.isa(), &x[rows.start * cols..rows.end * cols], weight.values(), eps, out);
-        });
-    }
-
-    fn add_rms_norm(
-        &self,
-        rows: usize,
-        residual: &mut Buffer,
-        delta: &Buffer,
-        weight: &Vector,
-        eps: f32,
-        out: &mut Buffer,
-    ) {
-        let cols = weight.values().len();
-        let widths = (residual.cols(), delta.cols(), out.cols());
-        assert_eq!(widths, (cols, cols, cols), "residual, delta, weight and output are equally wide");
-        let delta = delta.rows(rows);
-        for_row_pairs_mut(self.pool(), residual.rows_mut(rows), out.rows_mut(rows), cols, |rows, residual, out| {
-            let delta = &delta[rows.start * cols..rows.end * cols];
-            norm::add_rms_norm(self.isa(), residual, delta, weight.values(), eps, out);
         });
     }
 
@@ -330,7 +316,7 @@ impl Backend for Cpu {
         qkv: &Buffer,
         cache: &KvCache,
         out: &mut Buffer,
-    ) -> u64 {
+    ) {
         let heads = params.heads;
         step.check(heads, cache.layout());
         assert!(params.layer < cache.layout().num_layers, "layer {} is not in the cache", params.layer);
@@ -339,7 +325,8 @@ impl Backend for Cpu {
         let num_rows = step.num_rows();
         let scratch = &mut self.scratch().attention;
         let on = (self.isa(), self.pool(), scratch);
-        attention::attention(on, step, params, qkv.rows(num_rows), cache, out.rows_mut(num_rows))
+        let recomputed = attention::attention(on, step, params, qkv.rows(num_rows), cache, out.rows_mut(num_rows));
+        cache.recomputed[params.layer].fetch_add(recomputed, Ordering::Relaxed);
     }
 
     fn observe_scores(

@@ -1,4 +1,4 @@
-//! RMS normalisation: `y_i = x_i * w_i / sqrt(mean(x^2) + eps)`, per row, alone or after a residual add, and per head for
+//! RMS normalisation: `y_i = x_i * w_i / sqrt(mean(x^2) + eps)`, per row, and per head for
 //! Qwen3's q and k. The squares are summed in sixteen lanes and then by a fixed tree, whatever the instruction set.
 
 use super::isa::Isa;
@@ -8,12 +8,6 @@ use crate::HeadLayout;
 /// `out = norm(x)` for rows as wide as `weight`.
 pub(super) fn rms_norm(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     run(isa, RmsNorm { x, weight, eps, out });
-}
-
-/// `residual += delta`, then `out = norm(residual)`.
-pub(super) fn add_rms_norm(isa: Isa, residual: &mut [f32], delta: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    run(isa, Add { residual, delta });
-    run(isa, RmsNorm { x: residual, weight, eps, out });
 }
 
 /// `residual += delta`.

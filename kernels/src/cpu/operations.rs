@@ -47,7 +47,7 @@ pub fn operations(isa: Isa) -> Vec<Operation> {
         ("linear, F32 F16", floats),
         ("linear, BF16", brains),
         ("attention", lanes),
-        ("rms_norm, add_rms_norm, qk_norm", lanes),
+        ("rms_norm, qk_norm", lanes),
         ("rope_kv_store", lanes),
         ("silu_mul", lanes),
         ("add", lanes),

@@ -64,25 +64,6 @@ pub(crate) fn for_rows_mut(pool: &Pool, data: &mut [f32], cols: usize, f: impl F
     });
 }
 
-/// As [`for_rows_mut`] with two arrays of the same shape.
-pub(crate) fn for_row_pairs_mut(
-    pool: &Pool,
-    first: &mut [f32],
-    second: &mut [f32],
-    cols: usize,
-    f: impl Fn(Range<usize>, &mut [f32], &mut [f32]) + Sync,
-) {
-    assert_eq!(first.len(), second.len(), "both have the same shape");
-    let rows = first.len() / cols;
-    let (first, second) = (Disjoint::new(first), Disjoint::new(second));
-    for_row_ranges(pool, rows, cols, |range| {
-        let elements = range.start * cols..range.end * cols;
-        // SAFETY: the ranges of `for_row_ranges` do not overlap.
-        let (first, second) = unsafe { (first.part(elements.clone()), second.part(elements)) };
-        f(range, first, second);
-    });
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

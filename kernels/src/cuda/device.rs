@@ -128,6 +128,11 @@ pub trait Device: Send + Sync + 'static {
     /// What it is.
     fn properties(&self) -> &DeviceProperties;
 
+    /// Bytes that can still be allocated, if the device has memory of its own.
+    fn free_bytes(&self) -> Option<usize> {
+        None
+    }
+
     /// Takes memory, aligned to 256 bytes, with any contents; `what` is for the message when there is none.
     ///
     /// # Errors

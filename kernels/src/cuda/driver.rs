@@ -246,6 +246,11 @@ impl Device for Driver {
         &self.properties
     }
 
+    fn free_bytes(&self) -> Option<usize> {
+        self.context.bind().ok()?;
+        result::mem_get_info().ok().map(|(free, _)| free)
+    }
+
     fn allocate(&self, what: &'static str, bytes: usize) -> Result<DevicePtr, DeviceError> {
         self.context.bind()?;
         let mut address = 0;

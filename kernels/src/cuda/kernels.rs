@@ -43,8 +43,6 @@ kernels! {
     SoftmaxCooperative = c"softmax_cooperative", "ppiipp";
     /// Root mean square norm of rows.
     RmsNorm = c"rms_norm", "pppif";
-    /// An addition, then the norm.
-    AddRmsNorm = c"add_rms_norm", "ppppif";
     /// The norm of query and key heads.
     QkNorm = c"qk_norm", "pppiiif";
     /// Cosines and sines of a step's positions.
@@ -133,6 +131,39 @@ kernels! {
     AttentionPlainF16 = c"attention_plain_f16", "ppppppppppiiifi";
     /// Attention by multiply-adds over a cache of f32.
     AttentionPlainF32 = c"attention_plain_f32", "ppppppppppiiifi";
+
+    /// A product with a matrix of f32, joined with a norm before it and an addition or a gate after it.
+    GemvFusedF32 = c"gemv_fused_f32", "ppppppiiiifi";
+    /// A product with a matrix of f16, joined with a norm before it and an addition or a gate after it.
+    GemvFusedF16 = c"gemv_fused_f16", "ppppppiiiifi";
+    /// A product with a matrix of bf16, joined with a norm before it and an addition or a gate after it.
+    GemvFusedBf16 = c"gemv_fused_bf16", "ppppppiiiifi";
+    /// A product with a matrix of q4_0, joined with a norm before it and an addition or a gate after it.
+    GemvFusedQ4_0 = c"gemv_fused_q4_0", "ppppppiiiifi";
+    /// A product with a matrix of q4_1, joined with a norm before it and an addition or a gate after it.
+    GemvFusedQ4_1 = c"gemv_fused_q4_1", "ppppppiiiifi";
+    /// A product with a matrix of q5_0, joined with a norm before it and an addition or a gate after it.
+    GemvFusedQ5_0 = c"gemv_fused_q5_0", "ppppppiiiifi";
+    /// A product with a matrix of q5_1, joined with a norm before it and an addition or a gate after it.
+    GemvFusedQ5_1 = c"gemv_fused_q5_1", "ppppppiiiifi";
+    /// A product with a matrix of q8_0, joined with a norm before it and an addition or a gate after it.
+    GemvFusedQ8_0 = c"gemv_fused_q8_0", "ppppppiiiifi";
+    /// A product with a matrix of q2_k, joined with a norm before it and an addition or a gate after it.
+    GemvFusedQ2K = c"gemv_fused_q2_k", "ppppppiiiifi";
+    /// A product with a matrix of q3_k, joined with a norm before it and an addition or a gate after it.
+    GemvFusedQ3K = c"gemv_fused_q3_k", "ppppppiiiifi";
+    /// A product with a matrix of q4_k, joined with a norm before it and an addition or a gate after it.
+    GemvFusedQ4K = c"gemv_fused_q4_k", "ppppppiiiifi";
+    /// A product with a matrix of q5_k, joined with a norm before it and an addition or a gate after it.
+    GemvFusedQ5K = c"gemv_fused_q5_k", "ppppppiiiifi";
+    /// A product with a matrix of q6_k, joined with a norm before it and an addition or a gate after it.
+    GemvFusedQ6K = c"gemv_fused_q6_k", "ppppppiiiifi";
+    /// Rotation, store and attention of rows of different sequences, over a cache of bf16.
+    AttentionDecodeBf16 = c"attention_decode_bf16", "pppppppppppppiiiiiffi";
+    /// Rotation, store and attention of rows of different sequences, over a cache of f16.
+    AttentionDecodeF16 = c"attention_decode_f16", "pppppppppppppiiiiiffi";
+    /// Rotation, store and attention of rows of different sequences, over a cache of f32.
+    AttentionDecodeF32 = c"attention_decode_f32", "pppppppppppppiiiiiffi";
 }
 
 impl Kernel {

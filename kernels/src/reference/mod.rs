@@ -79,6 +79,10 @@ impl Backend for Reference {
         cache.import_block(block as usize, bytes)
     }
 
+    fn recomputed(&self, cache: &KvCache) -> Vec<u64> {
+        vec![0; cache.layout().num_layers]
+    }
+
     fn read_rows(&self, buffer: &Buffer, rows: Range<usize>, out: &mut [f32]) {
         out.copy_from_slice(&buffer.rows(rows.end)[rows.start * buffer.cols()..]);
     }
@@ -92,19 +96,6 @@ impl Backend for Reference {
         for row in 0..rows {
             norm::rms_norm_row(x.row(row), weight, eps, out.row_mut(row));
         }
-    }
-
-    fn add_rms_norm(
-        &self,
-        rows: usize,
-        residual: &mut Buffer,
-        delta: &Buffer,
-        weight: &Vec<f32>,
-        eps: f32,
-        out: &mut Buffer,
-    ) {
-        self.add(rows, residual, delta);
-        self.rms_norm(rows, residual, weight, eps, out);
     }
 
     fn linear(&self, rows: usize, x: &Buffer, matrix: &Matrix, bias: Option<&Vec<f32>>, out: &mut Buffer) {
@@ -167,10 +158,9 @@ impl Backend for Reference {
         qkv: &Buffer,
         cache: &KvCache,
         out: &mut Buffer,
-    ) -> u64 {
+    ) {
         step.check(params.heads, cache.layout());
         attention::attention(step, params, qkv, cache, out);
-        0
     }
 
     fn observe_scores(

@@ -3,7 +3,7 @@
 
 use crate::blocks;
 use crate::fixture::{How, Sequences, download, no_rope, to_bits, upload};
-use crate::operations::{add_norm_of, norm_of, qk_norm_of, silu_of};
+use crate::operations::{norm_of, qk_norm_of, silu_of};
 use std::ops::Range;
 use taper_kernels::{Backend, HeadLayout, KvDtype, MatrixData, Rope, RopeKind, Softmax, UnifiedRange, WeightType};
 use taper_testkit::rng::SplitMix;
@@ -157,19 +157,16 @@ fn what_lies_behind_a_row_does_not_matter<B: Backend>(backend: &B) {
 fn rows_of_other_operations_are_alone<B: Backend>(backend: &B) {
     let mut rng = SplitMix::new(23);
     let (rows, cols) = (70, 576);
-    let (x, delta, weight) = (rng.normals(rows * cols, 1.0), rng.normals(rows * cols, 1.0), rng.normals(cols, 1.0));
+    let (x, weight) = (rng.normals(rows * cols, 1.0), rng.normals(cols, 1.0));
     let heads = HeadLayout { num_heads: 5, num_kv_heads: 2, head_dim: 64 };
     let head_weight = rng.normals(64, 1.0);
     let together = norm_of(backend, cols, &x, &weight);
-    let added = add_norm_of(backend, cols, &x, &delta, &weight);
     let activated = silu_of(backend, cols / 2, &x);
     let normed = qk_norm_of(backend, heads, &x, &head_weight, &head_weight);
     for row in [0, 1, 33, 69] {
         let at = row * cols..(row + 1) * cols;
         let x = &x[at.clone()];
         assert_eq!(to_bits(&together[at.clone()]), to_bits(&norm_of(backend, cols, x, &weight)));
-        let alone = add_norm_of(backend, cols, x, &delta[at.clone()], &weight);
-        assert_eq!(to_bits(&added[rows * cols..][at.clone()]), to_bits(&alone[cols..]));
         let half = row * cols / 2..(row + 1) * cols / 2;
         assert_eq!(to_bits(&activated[half]), to_bits(&silu_of(backend, cols / 2, x)));
         assert_eq!(to_bits(&normed[at]), to_bits(&qk_norm_of(backend, heads, x, &head_weight, &head_weight)));
@@ -241,12 +238,11 @@ fn weights_of(weight_type: WeightType, outputs: usize, cols: usize, seed: u64) -
 pub(crate) fn of_every_operation<B: Backend>(backend: &B) -> Vec<(String, Vec<u32>)> {
     let mut rng = SplitMix::new(25);
     let (rows, cols) = (130, 576);
-    let (x, delta, weight) = (rng.normals(rows * cols, 1.0), rng.normals(rows * cols, 1.0), rng.normals(cols, 1.0));
+    let (x, weight) = (rng.normals(rows * cols, 1.0), rng.normals(cols, 1.0));
     let heads = HeadLayout { num_heads: 5, num_kv_heads: 2, head_dim: 64 };
     let head_weight = rng.normals(64, 1.0);
     let mut results = vec![
         ("rms_norm".to_string(), to_bits(&norm_of(backend, cols, &x, &weight))),
-        ("add_rms_norm".into(), to_bits(&add_norm_of(backend, cols, &x, &delta, &weight))),
         ("silu_mul".into(), to_bits(&silu_of(backend, cols / 2, &x))),
         ("qk_norm".into(), to_bits(&qk_norm_of(backend, heads, &x, &head_weight, &head_weight))),
     ];

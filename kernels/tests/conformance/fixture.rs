@@ -178,8 +178,11 @@ impl Sequences {
         let turned = self.store(backend, cache, rope, parts);
         let (step, _) = self.step(parts);
         let mut out = backend.buffer(step.num_rows(), self.heads.q_width()).unwrap();
-        let num_recomputed = backend.attention(&step, self.params(how), &turned, cache, &mut out);
-        (download(backend, &out, step.num_rows(), self.heads.q_width()), num_recomputed)
+        let before = backend.recomputed(cache);
+        backend.attention(&step, self.params(how), &turned, cache, &mut out);
+        let after = backend.recomputed(cache);
+        assert!((0..after.len()).all(|layer| layer == LAYER || after[layer] == before[layer]), "{before:?} {after:?}");
+        (download(backend, &out, step.num_rows(), self.heads.q_width()), after[LAYER] - before[LAYER])
     }
 
     /// Turns and stores the rows of a step; the turned rows.

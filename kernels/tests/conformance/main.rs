@@ -8,6 +8,7 @@ mod attention;
 mod bits;
 mod blocks;
 mod fixture;
+mod fused;
 mod observe;
 mod operations;
 mod softmax;
@@ -23,6 +24,7 @@ fn suite<B: Backend>(backend: &B) {
     observe::suite(backend);
     bits::suite(backend);
     blocks::suite(backend);
+    fused::suite(backend);
 }
 
 /// The CPU backend, or a line that says why it is not tested here.

@@ -79,12 +79,17 @@ impl<'a> KvRing<'a> {
         Ok(())
     }
 
-    /// One call on the next layer; the rows that were computed again.
-    pub(super) fn attend(&mut self, way: Way) -> u64 {
+    /// Rows and heads that were computed again so far.
+    pub(super) fn recomputed(&self) -> u64 {
+        self.cpu.recomputed(&self.cache).iter().sum()
+    }
+
+    /// One call on the next layer.
+    pub(super) fn attend(&mut self, way: Way) {
         let layer = self.next_layer;
         self.next_layer = (layer + 1) % self.layout.num_layers;
         let params = params(layer, self.shape.heads.0, way, &self.ranges);
-        self.cpu.attention(&self.step, params, &self.qkv, &self.cache, &mut self.out)
+        self.cpu.attention(&self.step, params, &self.qkv, &self.cache, &mut self.out);
     }
 
     /// Bytes of keys and values of all layers.

@@ -2,10 +2,12 @@
 
 mod attention;
 mod chat;
+mod launches;
 mod softmax;
 
 pub(crate) use attention::BenchAttentionArgs;
 pub(crate) use chat::BenchChatArgs;
+pub(crate) use launches::BenchLaunchesArgs;
 pub(crate) use softmax::BenchSoftmaxArgs;
 
 use super::{DeviceArgs, ModelArgs, positive};
@@ -39,6 +41,8 @@ pub(crate) enum BenchCommand {
     Model(BenchModelArgs),
     /// Time to first token of a chat, turn by turn, with one path of arithmetic and with two.
     Chat(BenchChatArgs),
+    /// What a decode step of a model asks of a GPU: kernels, launches and bytes, on a machine without one.
+    Launches(BenchLaunchesArgs),
 }
 
 /// Where rows go, for every benchmark.

@@ -5,6 +5,7 @@ mod attention;
 mod bandwidth;
 mod chat;
 mod gemm;
+mod launches;
 mod model;
 mod softmax;
 
@@ -26,6 +27,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         BenchCommand::Softmax(args) => softmax::run(args),
         BenchCommand::Model(args) => model::run(args),
         BenchCommand::Chat(args) => chat::run(args),
+        BenchCommand::Launches(args) => launches::run(args),
     }
 }
 

@@ -136,7 +136,7 @@ impl ModelTask for Score<'_> {
             let so_far = (losses.sum / losses.count as f64).exp();
             output::status(&format!("[{}/{}] {so_far:.4}", index + 1, self.chunks));
         }
-        Ok(Scored { losses, softmax: model.softmax().name(), attended: model.attended().to_vec() })
+        Ok(Scored { losses, softmax: model.softmax().name(), attended: model.attended() })
     }
 }
 

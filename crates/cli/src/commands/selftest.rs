@@ -2,11 +2,11 @@
 
 use crate::args::{Device, SelftestArgs};
 use crate::commands::list;
+use crate::device::open_gpu;
 use crate::output;
 use anyhow::{Result, bail};
-use std::sync::Arc;
 use taper_kernels::cpu::isa::Isa;
-use taper_kernels::cuda::{Cuda, Device as _, Driver, fatbin};
+use taper_kernels::cuda::Device as _;
 use taper_kernels::selftest::{self, Check};
 use taper_kernels::{Activations, Backend, BackendInfo, Cpu, CpuConfig};
 
@@ -42,10 +42,8 @@ fn on_processor(args: &SelftestArgs) -> Result<usize> {
 
 /// Checks that failed, with the kernels of this program.
 fn on_gpu(args: &SelftestArgs, index: usize) -> Result<usize> {
-    let device = Arc::new(Driver::open(index, &fatbin::image()?)?);
-    let name = device.properties().name.clone();
-    let cuda = Cuda::new(device)?;
-    let class = cuda.info().numerics_class;
+    let cuda = open_gpu(index)?;
+    let (name, class) = (&cuda.device().properties().name, cuda.info().numerics_class);
     on(&cuda, &format!("GPU {index}, {name}, {class}"), args.all)
 }
 

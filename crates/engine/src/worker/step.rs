@@ -28,10 +28,11 @@ impl Worker {
         let outcome = self.ask_masks(step).and_then(|()| self.compute(step));
         let decoding = step.entries.iter().filter(|entry| entry.tokens.len() == entry.num_guesses + 1);
         let (num_decoding, decode_rows) = decoding.fold((0, 0), |(num, rows), e| (num + 1, rows + e.tokens.len()));
+        let recomputed_rows = self.runner.recomputed_rows();
         let mut status = self.shared.status();
         status.steps += 1;
         status.failed_steps += u64::from(outcome.is_err());
-        status.recomputed_rows = self.runner.recomputed_rows();
+        status.recomputed_rows = recomputed_rows;
         drop(status);
         match outcome {
             Ok(rows) => {

@@ -39,6 +39,8 @@ struct State {
     recorded: Option<Vec<Recorded>>,
     /// Launches so far: each has a seed of its own.
     num_launches: u32,
+    /// Graphs that were replayed so far.
+    num_replays: usize,
 }
 
 /// A simulated GPU that runs every launch in one schedule.
@@ -58,6 +60,11 @@ impl Sim {
             l2_bytes: 1 << 20,
         };
         Sim { properties, schedule, state: Mutex::default() }
+    }
+
+    /// Graphs that were replayed so far.
+    pub fn num_replays(&self) -> usize {
+        self.state().num_replays
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -124,12 +131,14 @@ impl Device for Sim {
     }
 
     unsafe fn upload(&self, to: DevicePtr, from: &[u8]) -> Result<(), DeviceError> {
+        assert!(self.state().recorded.is_none(), "a graph of launches alone is recorded");
         // SAFETY: the target is the caller's obligation, and never the host's slice.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.0 as *mut u8, from.len()) };
         Ok(())
     }
 
     unsafe fn download(&self, from: DevicePtr, to: &mut [u8]) -> Result<(), DeviceError> {
+        assert!(self.state().recorded.is_none(), "a graph of launches alone is recorded");
         // SAFETY: the source is the caller's obligation, and never the host's slice.
         unsafe { std::ptr::copy_nonoverlapping(from.0 as *const u8, to.as_mut_ptr(), to.len()) };
         Ok(())
@@ -161,6 +170,7 @@ impl Device for Sim {
     }
 
     unsafe fn replay(&self, graph: &Vec<Recorded>) -> Result<(), DeviceError> {
+        self.state().num_replays += 1;
         // SAFETY: the caller's obligation.
         graph.iter().try_for_each(|launch| unsafe { self.run(launch) })
     }

@@ -1,14 +1,14 @@
 //! Attention of a step by `attention_plain_T`, and the baseline by `attention_naive_T` (`kernels/cuda/attention_*.cu`).
 
-use super::buffer::{Buffer, zeros};
+use super::buffer::{Buffer, grow, zeros};
 use super::kv_cache::{KvCache, stored};
 use super::tables::Addresses;
-use super::{Cuda, int};
+use super::{Cuda, Work, int, kind_of};
 use crate::cuda::device::{Argument, Device, DevicePtr};
 use crate::cuda::error::DeviceError;
 use crate::cuda::kernels::Kernel;
 use crate::cuda::memory::Memory;
-use crate::{AttentionParams, AttentionScheme, HeadLayout, KvDtype, Softmax, StepTables};
+use crate::{AttentionParams, AttentionScheme, HeadLayout, Softmax, StepTables, Turn};
 use std::sync::Arc;
 
 /// Splits of a row, at most.
@@ -17,8 +17,6 @@ const MAX_SPLITS: usize = 32;
 const HEADS: usize = 8;
 /// The largest head.
 pub(super) const MAX_HEAD_DIM: usize = 256;
-/// KV heads that a calibration may have without taking more memory.
-const RANGES: usize = 256;
 /// Blocks of threads that are wanted for each multiprocessor.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 4;
 
@@ -31,12 +29,17 @@ pub(super) struct AttentionWork<D: Device> {
     states: Memory<D, f32>,
     /// `[rows][groups of heads]`; zeros between calls.
     tickets: Memory<D, u32>,
-    /// `[KV heads][phi, below, above]`.
-    ranges: Memory<D, f32>,
-    /// Rows and heads that were computed again in the last call.
-    recomputed: Memory<D, u32>,
+    /// By layer; they stay as long as nobody asks for others.
+    ranges: Vec<Option<Ranges<D>>>,
     /// `[rows][heads][longest context]` scores of the baseline.
     scores: Memory<D, f32>,
+}
+
+/// Softmax references of a layer.
+struct Ranges<D: Device> {
+    /// `[KV heads][phi, below, above]`.
+    values: Vec<f32>,
+    memory: Memory<D, f32>,
 }
 
 impl<D: Device> AttentionWork<D> {
@@ -44,53 +47,54 @@ impl<D: Device> AttentionWork<D> {
         Ok(AttentionWork {
             states: zeros(device, "states of splits", 1)?,
             tickets: zeros(device, "tickets of rows", 1)?,
-            ranges: zeros(device, "softmax references", 3 * RANGES)?,
-            recomputed: zeros(device, "the count of recomputed rows", 1)?,
+            ranges: Vec::new(),
             scores: zeros(device, "scores of a step", 1)?,
         })
     }
 
-    /// Room for so many rows times groups of heads.
-    fn reserve(&mut self, device: &Arc<D>, units: usize, head_dim: usize) -> Result<(), DeviceError> {
-        let states = units * MAX_SPLITS * HEADS * (head_dim + 2);
-        if self.states.len() < states {
-            self.states = zeros(device, "states of splits", states.next_power_of_two())?;
-        }
-        if self.tickets.len() < units {
-            self.tickets = zeros(device, "tickets of rows", units.next_power_of_two())?;
-        }
-        Ok(())
+    /// Where memory is that may move.
+    pub(super) fn addresses(&self) -> [DevicePtr; 2] {
+        [self.states.address(), self.tickets.address()]
     }
 
-    fn set_ranges(&mut self, device: &Arc<D>, ranges: &[f32]) -> Result<(), DeviceError> {
-        if self.ranges.len() < ranges.len() {
-            self.ranges = zeros(device, "softmax references", ranges.len())?;
+    /// Room for so many rows times groups of heads.
+    fn reserve(&mut self, device: &Arc<D>, units: usize, head_dim: usize) -> Result<(), DeviceError> {
+        grow(&mut self.states, device, "states of splits", units * MAX_SPLITS * HEADS * (head_dim + 2))?;
+        grow(&mut self.tickets, device, "tickets of rows", units)
+    }
+
+    /// The address of these ranges of a layer.
+    fn ranges(&mut self, device: &Arc<D>, layer: usize, values: Vec<f32>) -> Result<DevicePtr, DeviceError> {
+        if self.ranges.len() <= layer {
+            self.ranges.resize_with(layer + 1, || None);
         }
-        self.ranges.write(0, ranges)
+        let ranges = match self.ranges[layer].take() {
+            Some(ranges) if ranges.values == values => ranges,
+            _ => {
+                let mut memory = zeros(device, "softmax references", values.len())?;
+                memory.write(0, &values)?;
+                Ranges { values, memory }
+            }
+        };
+        Ok(self.ranges[layer].insert(ranges).memory.address())
     }
 }
 
 /// All scores of a row and head in memory, at most so many rows at once as have room.
-fn naive<D: Device>(
-    cuda: &Cuda<D>,
-    work: &mut AttentionWork<D>,
-    tables: Addresses,
-    call: Call<'_, D>,
-    out: &Buffer<D>,
-) -> Result<(), DeviceError> {
+fn naive<D: Device>(cuda: &Cuda<D>, call: Call<'_, D>, out: &Buffer<D>) -> Result<(), DeviceError> {
     let Call { step, params, qkv, cache } = call;
     let HeadLayout { num_heads, num_kv_heads, head_dim } = params.heads;
+    assert_eq!(qkv.cols(), params.heads.qkv_width(), "qkv holds the heads it is said to");
+    assert_eq!(out.cols(), params.heads.q_width(), "one output element per query element");
+    let mut work = cuda.work();
+    let tables = work.tables.of(&cuda.device, step)?;
+    let work = &mut work.attention;
     let stride = step.spans.iter().map(|span| span.context_len).max().unwrap_or(0);
     let (rows, of_row) = (step.num_rows(), num_heads * stride);
     let rows_at_once = (MAX_SCORES / of_row.max(1)).clamp(1, rows.max(1));
-    if work.scores.len() < rows_at_once * of_row {
-        work.scores = zeros(&cuda.device, "scores of a step", rows_at_once * of_row)?;
-    }
-    let kernel = match stored(cache.layout.dtype) {
-        KvDtype::BF16 | KvDtype::Q8_0 => Kernel::AttentionNaiveBf16,
-        KvDtype::F32 => Kernel::AttentionNaiveF32,
-        KvDtype::F16 => Kernel::AttentionNaiveF16,
-    };
+    grow(&mut work.scores, &cuda.device, "scores of a step", rows_at_once * of_row)?;
+    let kernels = [Kernel::AttentionNaiveF16, Kernel::AttentionNaiveBf16, Kernel::AttentionNaiveF32];
+    let kernel = stored(cache.layout.dtype).kernel(kernels);
     for first in (0..rows).step_by(rows_at_once) {
         let rows_now = rows_at_once.min(rows - first);
         let from = |rows_of: Argument, width: usize| rows_of.at(first * width);
@@ -131,27 +135,43 @@ impl<D: Device> Clone for Call<'_, D> {
 
 impl<D: Device> Copy for Call<'_, D> {}
 
-/// Attention of every row; how many (row, head) pairs were computed again.
-pub(super) fn attention<D: Device>(cuda: &Cuda<D>, call: Call<'_, D>, out: &mut Buffer<D>) -> Result<u64, DeviceError> {
+/// What `attention_plain_T` and `attention_decode_T` are told alike.
+struct Launch {
+    tables: Addresses,
+    /// Blocks of threads along the second and third axis.
+    groups: usize,
+    splits: usize,
+    states: DevicePtr,
+    tickets: DevicePtr,
+    ranges: DevicePtr,
+    arm: i32,
+    log2_scale: f32,
+    /// Keys and values that are read, at least.
+    bytes: usize,
+}
+
+/// Makes room, and has the tables of the step and the references of the layer on the device.
+fn prepare<D: Device>(
+    cuda: &Cuda<D>,
+    work: &mut Work<D>,
+    call: Call<'_, D>,
+    out: &Buffer<D>,
+) -> Result<Launch, DeviceError> {
     let Call { step, params, qkv, cache } = call;
     let HeadLayout { num_heads, num_kv_heads, head_dim } = params.heads;
     let (rows, device) = (step.num_rows(), &cuda.device);
     assert_eq!(qkv.cols(), params.heads.qkv_width(), "qkv holds the heads it is said to");
     assert_eq!(out.cols(), params.heads.q_width(), "one output element per query element");
-    assert!(head_dim <= MAX_HEAD_DIM, "heads of {head_dim} elements");
-    let mut work = cuda.work();
     let tables = work.tables.of(device, step)?;
     let work = &mut work.attention;
-    if params.scheme == AttentionScheme::Naive {
-        naive(cuda, work, tables, call, out)?;
-        return Ok(0);
-    }
 
     let groups = num_kv_heads * (num_heads / num_kv_heads).div_ceil(HEADS);
     let wanted = BLOCKS_PER_MULTIPROCESSOR * device.properties().multiprocessors as usize;
     let splits = (wanted / (rows * groups).max(1)).clamp(1, MAX_SPLITS);
+    let (mut states, mut tickets) = (DevicePtr(0), DevicePtr(0));
     if splits > 1 {
         work.reserve(device, rows * groups, head_dim)?;
+        (states, tickets) = (work.states.address(), work.tickets.address());
     }
     let (arm, ranges): (i32, Vec<f32>) = match params.softmax {
         Softmax::Online => (0, Vec::new()),
@@ -163,50 +183,102 @@ pub(super) fn attention<D: Device>(cuda: &Cuda<D>, call: Call<'_, D>, out: &mut 
             (2, ranges.iter().flat_map(|range| [range.phi as f32, range.a, range.b.min(127.0)]).collect())
         }
     };
-    if arm == 2 {
-        assert_eq!(ranges.len(), 3 * num_kv_heads, "a range per KV head");
-        work.set_ranges(device, &ranges)?;
-    }
-    if arm != 0 {
-        work.recomputed.write(0, &[0])?;
-    }
-
-    let (states, tickets) = match splits {
-        1 => (DevicePtr(0), DevicePtr(0)),
-        _ => (work.states.address(), work.tickets.address()),
+    let ranges = match arm {
+        2 => {
+            assert_eq!(ranges.len(), 3 * num_kv_heads, "a range per KV head");
+            work.ranges(device, params.layer, ranges)?
+        }
+        _ => DevicePtr(0),
     };
+    let keys: usize = step.spans.iter().map(|span| span.context_len).sum();
+    let bytes = 2 * keys * num_kv_heads * head_dim * stored(cache.layout.dtype).bytes()
+        + 2 * rows * params.heads.q_width() * size_of::<f32>();
+    let log2_scale = params.scale * std::f32::consts::LOG2_E;
+    Ok(Launch { tables, groups, splits, states, tickets, ranges, arm, log2_scale, bytes })
+}
+
+/// Attention of every row; the cache counts the (row, head) pairs that were computed again.
+pub(super) fn attention<D: Device>(cuda: &Cuda<D>, call: Call<'_, D>, out: &mut Buffer<D>) -> Result<(), DeviceError> {
+    let Call { step, params, qkv, cache } = call;
+    let HeadLayout { num_heads, num_kv_heads, head_dim } = params.heads;
+    let rows = step.num_rows();
+    if params.scheme == AttentionScheme::Naive {
+        return naive(cuda, call, out);
+    }
+    let mut work = cuda.work();
+    let launch = prepare(cuda, &mut work, call, out)?;
     let arguments = [
         qkv.rows(rows),
         cache.layer(params.layer),
-        tables.positions,
-        tables.table_starts,
-        tables.block_tables,
-        Argument::Pointer(work.ranges.address()),
-        Argument::Pointer(states),
-        Argument::Pointer(tickets),
-        Argument::Pointer(work.recomputed.address()),
+        launch.tables.positions,
+        launch.tables.table_starts,
+        launch.tables.block_tables,
+        Argument::Pointer(launch.ranges),
+        Argument::Pointer(launch.states),
+        Argument::Pointer(launch.tickets),
+        cache.count(params.layer),
         out.rows(rows),
         int(num_heads),
         int(num_kv_heads),
         int(head_dim),
-        Argument::F32(params.scale * std::f32::consts::LOG2_E),
-        Argument::I32(arm),
+        Argument::F32(launch.log2_scale),
+        Argument::I32(launch.arm),
     ];
-    let (kernel, element) = match stored(cache.layout.dtype) {
-        KvDtype::BF16 | KvDtype::Q8_0 => (Kernel::AttentionPlainBf16, 2),
-        KvDtype::F32 => (Kernel::AttentionPlainF32, 4),
-        KvDtype::F16 => (Kernel::AttentionPlainF16, 2),
-    };
-    let keys: usize = step.spans.iter().map(|span| span.context_len).sum();
-    let bytes = 2 * keys * num_kv_heads * head_dim * element + 2 * rows * params.heads.q_width() * size_of::<f32>();
+    let kernels = [Kernel::AttentionPlainF16, Kernel::AttentionPlainBf16, Kernel::AttentionPlainF32];
+    let (kernel, grid) = (stored(cache.layout.dtype).kernel(kernels), [rows, launch.groups, launch.splits]);
     // SAFETY: the caller has checked the step, so positions, slots and block tables lie in the cache; qkv and out have `rows` rows
     // of these heads; states and tickets have room for every row and group of heads where several blocks share a row, and
-    // tickets are zeros since they were made, for a launch leaves them so; heads are no larger than the kernel's.
-    unsafe { cuda.launch(kernel, [rows, groups, splits], 128, &arguments, bytes) };
-    if arm == 0 {
-        return Ok(0);
-    }
-    let mut recomputed = [0];
-    work.recomputed.read(0, &mut recomputed)?;
-    Ok(recomputed[0].into())
+    // tickets are zeros since they were made, for a launch leaves them so; heads are no larger than the kernel's, as those of a cache.
+    unsafe { cuda.launch(kernel, grid, 128, &arguments, launch.bytes) };
+    Ok(())
+}
+
+/// Norms, rotation, store and attention of rows of which no two are of one sequence.
+pub(super) fn rope_attention<D: Device>(
+    cuda: &Cuda<D>,
+    call: Call<'_, D>,
+    turn: Turn<'_, Cuda<D>>,
+    out: &mut Buffer<D>,
+) -> Result<(), DeviceError> {
+    let Call { step, params, qkv, cache } = call;
+    let HeadLayout { num_heads, num_kv_heads, head_dim } = params.heads;
+    let rows = step.num_rows();
+    turn.rope.check();
+    assert_eq!(turn.angles.cols(), turn.rope.rotary_dim, "the angles are of this rotation");
+    assert!(turn.rope.rotary_dim <= head_dim, "no more turns than a head has");
+    let null = Argument::Pointer(DevicePtr(0));
+    let (q_weight, k_weight, eps) = turn.qk_norm.map_or((null, null, 0.0), |(q_weight, k_weight, eps)| {
+        (q_weight.elements(head_dim), k_weight.elements(head_dim), eps)
+    });
+    let mut work = cuda.work();
+    let launch = prepare(cuda, &mut work, call, out)?;
+    let arguments = [
+        qkv.rows(rows),
+        turn.angles.rows(rows),
+        q_weight,
+        k_weight,
+        cache.layer(params.layer),
+        launch.tables.positions,
+        launch.tables.table_starts,
+        launch.tables.block_tables,
+        Argument::Pointer(launch.ranges),
+        Argument::Pointer(launch.states),
+        Argument::Pointer(launch.tickets),
+        cache.count(params.layer),
+        out.rows(rows),
+        int(num_heads),
+        int(num_kv_heads),
+        int(head_dim),
+        int(turn.rope.rotary_dim),
+        kind_of(turn.rope),
+        Argument::F32(eps),
+        Argument::F32(launch.log2_scale),
+        Argument::I32(launch.arm),
+    ];
+    let kernels = [Kernel::AttentionDecodeF16, Kernel::AttentionDecodeBf16, Kernel::AttentionDecodeF32];
+    let (kernel, grid) = (stored(cache.layout.dtype).kernel(kernels), [rows, launch.groups, launch.splits]);
+    // SAFETY: as in `attention`; the caller has made sure that no two rows are of one sequence; norms, if there are any, have a weight
+    // per element of a head, and angles a row of `rotary_dim` for each row.
+    unsafe { cuda.launch(kernel, grid, 128, &arguments, launch.bytes) };
+    Ok(())
 }

@@ -23,6 +23,19 @@ pub(super) fn zeros<D: Device, T: Plain>(
     Arena::new(device, what, Arena::<D>::bytes_of::<T>(len))?.part(what, len)
 }
 
+/// Makes room for `len` elements; what was there is zeros if there was not.
+pub(super) fn grow<D: Device, T: Plain>(
+    memory: &mut Memory<D, T>,
+    device: &Arc<D>,
+    what: &'static str,
+    len: usize,
+) -> Result<(), DeviceError> {
+    if memory.len() < len {
+        *memory = zeros(device, what, len.next_power_of_two())?;
+    }
+    Ok(())
+}
+
 /// `[rows, cols]` activations, row-major.
 pub struct Buffer<D: Device> {
     pub(super) data: Memory<D, f32>,
@@ -75,14 +88,24 @@ impl<D: Device> Matrix<D> {
     pub(super) fn new(device: &Arc<D>, data: &[MatrixData<'_>]) -> Result<Matrix<D>, Error> {
         assert!(!data.is_empty(), "a matrix has at least one part");
         let cols = data[0].cols;
-        let part = |part: &MatrixData<'_>| {
-            assert_eq!(part.cols, cols, "the parts of a matrix share their columns");
-            let row_bytes = part.checked_row_bytes()?;
-            let mut bytes = zeros(device, "a weight matrix", part.bytes.len()).map_err(to_error)?;
-            bytes.write(0, part.bytes).map_err(to_error)?;
-            Ok(Part { weight_type: part.weight_type, rows: part.rows, row_bytes, bytes })
+        // Neighbours of one type are one part, so that one launch multiplies with all of them.
+        let parts = data.chunk_by(|one, next| one.weight_type == next.weight_type);
+        let part = |stacked: &[MatrixData<'_>]| {
+            let (weight_type, rows) = (stacked[0].weight_type, stacked.iter().map(|part| part.rows).sum());
+            let mut row_bytes = 0;
+            for part in stacked {
+                assert_eq!(part.cols, cols, "the parts of a matrix share their columns");
+                row_bytes = part.checked_row_bytes()?;
+            }
+            let mut bytes = zeros(device, "a weight matrix", rows * row_bytes).map_err(to_error)?;
+            let mut begin = 0;
+            for part in stacked {
+                bytes.write(begin, part.bytes).map_err(to_error)?;
+                begin += part.bytes.len();
+            }
+            Ok(Part { weight_type, rows, row_bytes, bytes })
         };
-        Ok(Matrix { parts: data.iter().map(part).collect::<Result<_, Error>>()?, cols })
+        Ok(Matrix { parts: parts.map(part).collect::<Result<_, Error>>()?, cols })
     }
 
     /// The parts, in the order of their rows.
@@ -94,6 +117,11 @@ impl<D: Device> Matrix<D> {
             let bytes = Argument::Pointer(bytes.address());
             PartView { weight_type, first: first - rows, rows, row_bytes, bytes }
         })
+    }
+
+    /// The whole matrix, if it has one part.
+    pub(super) fn only_part(&self) -> Option<PartView> {
+        self.parts().next().filter(|_| self.parts.len() == 1)
     }
 
     /// Output rows N, over all parts.

@@ -4,29 +4,62 @@ use super::attention::MAX_HEAD_DIM;
 use super::buffer::{to_error, zeros};
 use crate::cuda::device::{Argument, Device};
 use crate::cuda::error::DeviceError;
+use crate::cuda::kernels::Kernel;
 use crate::cuda::memory::Memory;
 use crate::{BLOCK_SIZE, Error, KvDtype, KvLayout};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Keys and values of all layers.
 pub struct KvCache<D: Device> {
     pub(super) layout: KvLayout,
-    pub(super) memory: Memory<D, u8>,
+    memory: Memory<D, u8>,
+    /// Per layer, (row, head) pairs that attention computed a second time; they begin again at 2^32.
+    counts: Memory<D, u32>,
+    counted: Mutex<Counted>,
+}
+
+/// What the host knows of the counts.
+#[derive(Debug, Default)]
+struct Counted {
+    last: Vec<u32>,
+    total: Vec<u64>,
+}
+
+/// What a cache stores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stored {
+    F16,
+    BF16,
+    F32,
+}
+
+impl Stored {
+    /// Of the kernels for each type, in the order of this enum, the one for this type.
+    pub(super) fn kernel(self, kernels: [Kernel; 3]) -> Kernel {
+        kernels[self as usize]
+    }
+
+    /// Bytes of an element.
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Stored::F16 | Stored::BF16 => 2,
+            Stored::F32 => 4,
+        }
+    }
 }
 
 /// What is stored where a type was asked for: of Q8_0 bfloat16, which has its range and half of its error.
-pub(super) fn stored(dtype: KvDtype) -> KvDtype {
+pub(super) fn stored(dtype: KvDtype) -> Stored {
     match dtype {
-        KvDtype::F16 => KvDtype::F16,
-        KvDtype::BF16 | KvDtype::Q8_0 => KvDtype::BF16,
-        KvDtype::F32 => KvDtype::F32,
+        KvDtype::F16 => Stored::F16,
+        KvDtype::BF16 | KvDtype::Q8_0 => Stored::BF16,
+        KvDtype::F32 => Stored::F32,
     }
 }
 
 /// Bytes of one block of one layer.
 pub(super) fn block_bytes(layout: KvLayout) -> usize {
-    let element = if stored(layout.dtype) == KvDtype::F32 { 4 } else { 2 };
-    let piece = 2 * BLOCK_SIZE * layout.head_dim * element + BLOCK_SIZE * size_of::<f32>();
+    let piece = 2 * BLOCK_SIZE * layout.head_dim * stored(layout.dtype).bytes() + BLOCK_SIZE * size_of::<f32>();
     layout.num_kv_heads * piece
 }
 
@@ -40,7 +73,30 @@ impl<D: Device> KvCache<D> {
             )));
         }
         let bytes = block_bytes(layout).saturating_mul(layout.num_blocks).saturating_mul(layout.num_layers);
-        Ok(KvCache { layout, memory: zeros(device, "the KV cache", bytes).map_err(to_error)? })
+        let memory = zeros(device, "the KV cache", bytes).map_err(to_error)?;
+        let counts = zeros(device, "counts of recomputed rows", layout.num_layers).map_err(to_error)?;
+        let counted = Counted { last: vec![0; layout.num_layers], total: vec![0; layout.num_layers] };
+        Ok(KvCache { layout, memory, counts, counted: Mutex::new(counted) })
+    }
+
+    /// Where attention of a layer counts.
+    pub(super) fn count(&self, layer: usize) -> Argument {
+        assert!(layer < self.layout.num_layers, "layer {layer} is not in the cache");
+        Argument::Pointer(self.counts.address().at(layer * size_of::<u32>()))
+    }
+
+    /// The counts since the cache was made; those that were last heard of from a device that does not answer any more.
+    pub(super) fn recomputed(&self) -> Vec<u64> {
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = vec![0; self.counts.len()];
+        if self.counts.read(0, &mut now).is_ok() {
+            let Counted { last, total } = &mut *counted;
+            for ((total, last), now) in total.iter_mut().zip(last).zip(now) {
+                *total += u64::from(now.wrapping_sub(*last));
+                *last = now;
+            }
+        }
+        counted.total.clone()
     }
 
     /// The address of a layer.

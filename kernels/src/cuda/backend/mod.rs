@@ -6,6 +6,8 @@
 
 mod attention;
 mod buffer;
+mod fused;
+mod graphs;
 mod kv_cache;
 mod observe;
 mod tables;
@@ -18,11 +20,12 @@ use super::error::DeviceError;
 use super::kernels::Kernel;
 use super::memory::Memory;
 use crate::{
-    AttentionParams, Backend, BackendInfo, Error, HeadLayout, KvDtype, KvLayout, MatrixData, Rope, RopeKind,
-    ScoreStatistics, StepTables, WeightType,
+    AttentionParams, AttentionScheme, Backend, BackendInfo, Error, HeadLayout, KvLayout, MatrixData, Norm, Rope,
+    RopeKind, ScoreStatistics, StepInputs, StepTables, Turn, WeightType,
 };
 use attention::{AttentionWork, Call};
-use buffer::{to_error, zeros};
+use buffer::{grow, to_error, zeros};
+use graphs::{Checks, Graphs, Kind, Plan, Recorded, WorkAddresses};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tables::DeviceTables;
@@ -30,7 +33,16 @@ use tables::DeviceTables;
 /// The backend of a device.
 pub struct Cuda<D: Device> {
     device: Arc<D>,
-    work: Mutex<Work<D>>,
+    work: Arc<Mutex<Work<D>>>,
+    graphs: Arc<Mutex<Graphs<D>>>,
+}
+
+/// Of the same device and the same working memory.
+impl<D: Device> Clone for Cuda<D> {
+    fn clone(&self) -> Self {
+        let Cuda { device, work, graphs } = self;
+        Cuda { device: Arc::clone(device), work: Arc::clone(work), graphs: Arc::clone(graphs) }
+    }
 }
 
 /// Memory that operations use and nobody keeps.
@@ -39,7 +51,11 @@ struct Work<D: Device> {
     /// Token ids, rows or positions that an operation is told.
     integers: Memory<D, i32>,
     inv_freq: Memory<D, f64>,
+    /// What lies there.
+    inv_freq_values: Vec<f64>,
     attention: AttentionWork<D>,
+    /// While launches are recorded, what was asserted of the step: then nothing may be uploaded, for a replay would not.
+    recording: Option<Checks>,
 }
 
 /// Integers that an operation is told without taking more memory.
@@ -51,6 +67,14 @@ fn done(outcome: Result<(), DeviceError>) {
     if let Err(error) = outcome {
         panic!("{error}");
     }
+}
+
+/// Which pairs turn, as kernels are told.
+fn kind_of(rope: &Rope) -> Argument {
+    Argument::I32(match rope.kind {
+        RopeKind::AdjacentPairs => 0,
+        RopeKind::HalfSplit => 1,
+    })
 }
 
 /// A whole number that a kernel is told.
@@ -65,12 +89,14 @@ impl<D: Device> Cuda<D> {
     /// When the device has no memory left.
     pub fn new(device: Arc<D>) -> Result<Cuda<D>, DeviceError> {
         let work = Work {
-            tables: DeviceTables::default(),
+            tables: DeviceTables::new(&device)?,
             integers: zeros(&device, "integers of a step", INTEGERS)?,
             inv_freq: zeros(&device, "angles of a position", MAX_PAIRS)?,
+            inv_freq_values: Vec::new(),
             attention: AttentionWork::new(&device)?,
+            recording: None,
         };
-        Ok(Cuda { device, work: Mutex::new(work) })
+        Ok(Cuda { device, work: Arc::new(Mutex::new(work)), graphs: Arc::default() })
     }
 
     /// The device.
@@ -80,6 +106,14 @@ impl<D: Device> Cuda<D> {
 
     fn work(&self) -> MutexGuard<'_, Work<D>> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asserts that a step fits heads and cache.
+    fn check(&self, step: &StepTables, heads: HeadLayout, layout: KvLayout) {
+        step.check(heads, layout);
+        if let Some(checks) = &mut self.work().recording {
+            checks.caches = Some((heads, layout));
+        }
     }
 
     /// Launches a kernel without shared memory that is told how large it is by its grid.
@@ -98,34 +132,46 @@ impl<D: Device> Cuda<D> {
 }
 
 impl<D: Device> Work<D> {
+    /// Where all memory is that launches of a step are told of, but for what the caller of an operation owns.
+    fn addresses(&self) -> WorkAddresses {
+        let [states, tickets] = self.attention.addresses();
+        [self.tables.address(), self.integers.address(), self.inv_freq.address(), states, tickets]
+    }
+
     /// Integers on the device, until it is told others.
     fn integers(&mut self, device: &Arc<D>, values: &[u32]) -> Result<Argument, DeviceError> {
-        if self.integers.len() < values.len() {
-            self.integers = zeros(device, "integers of a step", values.len().next_power_of_two())?;
-        }
+        assert!(self.recording.is_none(), "a recorded step is told nothing but its tables");
+        grow(&mut self.integers, device, "integers of a step", values.len())?;
         let values: Vec<i32> = values.iter().map(|&value| value as i32).collect();
         self.integers.write(0, &values)?;
         Ok(Argument::Pointer(self.integers.address()))
     }
 }
 
-/// `gemv_W` and `embed_W` of a weight type.
-fn kernels_of(weight_type: WeightType) -> (Kernel, Kernel) {
-    match weight_type {
-        WeightType::F32 => (Kernel::GemvF32, Kernel::EmbedF32),
-        WeightType::F16 => (Kernel::GemvF16, Kernel::EmbedF16),
-        WeightType::BF16 => (Kernel::GemvBf16, Kernel::EmbedBf16),
-        WeightType::Q4_0 => (Kernel::GemvQ4_0, Kernel::EmbedQ4_0),
-        WeightType::Q4_1 => (Kernel::GemvQ4_1, Kernel::EmbedQ4_1),
-        WeightType::Q5_0 => (Kernel::GemvQ5_0, Kernel::EmbedQ5_0),
-        WeightType::Q5_1 => (Kernel::GemvQ5_1, Kernel::EmbedQ5_1),
-        WeightType::Q8_0 => (Kernel::GemvQ8_0, Kernel::EmbedQ8_0),
-        WeightType::Q2_K => (Kernel::GemvQ2K, Kernel::EmbedQ2K),
-        WeightType::Q3_K => (Kernel::GemvQ3K, Kernel::EmbedQ3K),
-        WeightType::Q4_K => (Kernel::GemvQ4K, Kernel::EmbedQ4K),
-        WeightType::Q5_K => (Kernel::GemvQ5K, Kernel::EmbedQ5K),
-        WeightType::Q6_K => (Kernel::GemvQ6K, Kernel::EmbedQ6K),
-    }
+/// The kernels of a weight type.
+struct TypeKernels {
+    gemv: Kernel,
+    gemv_fused: Kernel,
+    embed: Kernel,
+}
+
+fn kernels_of(weight_type: WeightType) -> TypeKernels {
+    let (gemv, gemv_fused, embed) = match weight_type {
+        WeightType::F32 => (Kernel::GemvF32, Kernel::GemvFusedF32, Kernel::EmbedF32),
+        WeightType::F16 => (Kernel::GemvF16, Kernel::GemvFusedF16, Kernel::EmbedF16),
+        WeightType::BF16 => (Kernel::GemvBf16, Kernel::GemvFusedBf16, Kernel::EmbedBf16),
+        WeightType::Q4_0 => (Kernel::GemvQ4_0, Kernel::GemvFusedQ4_0, Kernel::EmbedQ4_0),
+        WeightType::Q4_1 => (Kernel::GemvQ4_1, Kernel::GemvFusedQ4_1, Kernel::EmbedQ4_1),
+        WeightType::Q5_0 => (Kernel::GemvQ5_0, Kernel::GemvFusedQ5_0, Kernel::EmbedQ5_0),
+        WeightType::Q5_1 => (Kernel::GemvQ5_1, Kernel::GemvFusedQ5_1, Kernel::EmbedQ5_1),
+        WeightType::Q8_0 => (Kernel::GemvQ8_0, Kernel::GemvFusedQ8_0, Kernel::EmbedQ8_0),
+        WeightType::Q2_K => (Kernel::GemvQ2K, Kernel::GemvFusedQ2K, Kernel::EmbedQ2K),
+        WeightType::Q3_K => (Kernel::GemvQ3K, Kernel::GemvFusedQ3K, Kernel::EmbedQ3K),
+        WeightType::Q4_K => (Kernel::GemvQ4K, Kernel::GemvFusedQ4K, Kernel::EmbedQ4K),
+        WeightType::Q5_K => (Kernel::GemvQ5K, Kernel::GemvFusedQ5K, Kernel::EmbedQ5K),
+        WeightType::Q6_K => (Kernel::GemvQ6K, Kernel::GemvFusedQ6K, Kernel::EmbedQ6K),
+    };
+    TypeKernels { gemv, gemv_fused, embed }
 }
 
 const FLOAT: usize = size_of::<f32>();
@@ -138,6 +184,10 @@ impl<D: Device> Backend for Cuda<D> {
 
     fn info(&self) -> BackendInfo {
         BackendInfo { name: "cuda", isa: "cuda", threads: 1, numerics_class: "cuda-float32" }
+    }
+
+    fn free_bytes(&self) -> Option<usize> {
+        self.device.free_bytes()
     }
 
     fn buffer(&self, rows: usize, cols: usize) -> Result<Buffer<D>, Error> {
@@ -185,6 +235,38 @@ impl<D: Device> Backend for Cuda<D> {
         cache.import(block, bytes)
     }
 
+    fn recomputed(&self, cache: &KvCache<D>) -> Vec<u64> {
+        cache.recomputed()
+    }
+
+    fn step(&self, inputs: StepInputs<'_>, form: Option<u64>, operations: &mut dyn FnMut(&Self)) {
+        done(self.work().tables.set(&self.device, inputs));
+        let Some(kind) = Kind::of(inputs, form) else { return operations(self) };
+        let addresses = self.work().addresses();
+        let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+        match graphs.plan(kind, addresses) {
+            Plan::Run => return operations(self),
+            Plan::Record => {
+                self.work().recording = Some(Checks::default());
+                let graph = self.device.capture(&mut || {
+                    operations(self);
+                    Ok(())
+                });
+                let mut work = self.work();
+                let checks = work.recording.take().unwrap_or_default();
+                let graph = graph.unwrap_or_else(|error| panic!("{error}"));
+                assert_eq!(work.addresses(), addresses, "a recorded step takes no memory");
+                graphs.insert(kind, Recorded { graph, addresses, checks });
+            }
+            Plan::Replay => {}
+        }
+        let recorded = graphs.get(kind).expect("it was recorded, just now or before");
+        recorded.checks.assert(inputs);
+        // SAFETY: a step of this kind has run with this working memory, and asks for the same operations on the same memory now, as
+        // the caller of `step` promises; its tables, the only other thing that launches read, keep what was asserted of those.
+        done(unsafe { self.device.replay(&recorded.graph) });
+    }
+
     fn read_rows(&self, buffer: &Buffer<D>, rows: Range<usize>, out: &mut [f32]) {
         assert_eq!(out.len(), rows.len() * buffer.cols(), "as many elements as the rows have");
         done(buffer.data.read(rows.start * buffer.cols(), out));
@@ -198,14 +280,20 @@ impl<D: Device> Backend for Cuda<D> {
         );
         let (rows, cols) = (tokens.len(), table.cols);
         let mut work = self.work();
-        let tokens = work.integers(&self.device, tokens).unwrap_or_else(|error| panic!("{error}"));
+        if let Some(checks) = &mut work.recording {
+            checks.vocabulary = Some(table.num_rows());
+        }
+        let tokens = match work.tables.tokens(tokens) {
+            Some(tokens) => tokens,
+            None => work.integers(&self.device, tokens).unwrap_or_else(|error| panic!("{error}")),
+        };
         let grid = [cols.div_ceil(8 * 256), rows, 1];
         for part in table.parts() {
             let arguments = [part.bytes, tokens, out.rows(rows), int(cols), int(part.first), int(part.rows)];
             let bytes = rows * (cols * FLOAT + part.row_bytes);
             // SAFETY: the tokens were just uploaded; `out` has as many rows and the table's columns; the part has its rows in
             // blocks of its type, aligned to 256 bytes.
-            unsafe { self.launch(kernels_of(part.weight_type).1, grid, 256, &arguments, bytes) };
+            unsafe { self.launch(kernels_of(part.weight_type).embed, grid, 256, &arguments, bytes) };
         }
     }
 
@@ -215,29 +303,6 @@ impl<D: Device> Backend for Cuda<D> {
         let arguments = [x.rows(rows), weight.elements(cols), out.rows(rows), int(cols), Argument::F32(eps)];
         // SAFETY: x and out have `rows` rows of `cols` elements, the weight has `cols`.
         unsafe { self.launch(Kernel::RmsNorm, [rows, 1, 1], 256, &arguments, 2 * rows * cols * FLOAT) };
-    }
-
-    fn add_rms_norm(
-        &self,
-        rows: usize,
-        residual: &mut Buffer<D>,
-        delta: &Buffer<D>,
-        weight: &Vector<D>,
-        eps: f32,
-        out: &mut Buffer<D>,
-    ) {
-        let cols = residual.cols();
-        assert_eq!((delta.cols(), out.cols()), (cols, cols), "residual, delta and output are equally wide");
-        let arguments = [
-            residual.rows(rows),
-            delta.rows(rows),
-            weight.elements(cols),
-            out.rows(rows),
-            int(cols),
-            Argument::F32(eps),
-        ];
-        // SAFETY: all three have `rows` rows of `cols` elements, the weight has `cols`; no two of them are one.
-        unsafe { self.launch(Kernel::AddRmsNorm, [rows, 1, 1], 256, &arguments, 4 * rows * cols * FLOAT) };
     }
 
     fn linear(&self, rows: usize, x: &Buffer<D>, matrix: &Matrix<D>, bias: Option<&Vector<D>>, out: &mut Buffer<D>) {
@@ -260,7 +325,7 @@ impl<D: Device> Backend for Cuda<D> {
             let bytes = part.rows * part.row_bytes + rows * (cols + part.rows) * FLOAT;
             // SAFETY: x has `rows` rows of `cols`, out as many of all outputs, of which these begin at `first`; the part has its
             // rows in blocks of its type, aligned to 256 bytes; the bias is null or has one element for each output.
-            unsafe { self.launch(kernels_of(part.weight_type).0, grid, 256, &arguments, bytes) };
+            unsafe { self.launch(kernels_of(part.weight_type).gemv, grid, 256, &arguments, bytes) };
         }
     }
 
@@ -298,8 +363,15 @@ impl<D: Device> Backend for Cuda<D> {
         }
         let rows = positions.len();
         let mut work = self.work();
-        done(work.inv_freq.write(0, &rope.inv_freq));
-        let positions = work.integers(&self.device, positions).unwrap_or_else(|error| panic!("{error}"));
+        if work.inv_freq_values != rope.inv_freq {
+            assert!(work.recording.is_none(), "a recorded step turns as the one before did");
+            done(work.inv_freq.write(0, &rope.inv_freq));
+            work.inv_freq_values.clone_from(&rope.inv_freq);
+        }
+        let positions = match work.tables.positions(positions) {
+            Some(positions) => positions,
+            None => work.integers(&self.device, positions).unwrap_or_else(|error| panic!("{error}")),
+        };
         let inv_freq = Argument::Pointer(work.inv_freq.address());
         let arguments = [positions, inv_freq, out.rows(rows), int(rope.rotary_dim), Argument::F32(rope.magnitude)];
         // SAFETY: positions and frequencies were just uploaded; `out` has a row of `rotary_dim` for each position.
@@ -317,15 +389,11 @@ impl<D: Device> Backend for Cuda<D> {
     ) {
         let (heads, rows) = (params.heads, step.num_rows());
         rope.check();
-        step.check(heads, cache.layout);
+        self.check(step, heads, cache.layout);
         assert_eq!(qkv.cols(), heads.qkv_width(), "qkv holds the heads it is said to");
         assert_eq!(angles.cols(), rope.rotary_dim, "the angles are of this rotation");
         assert!(rope.rotary_dim <= heads.head_dim, "no more turns than a head has");
         let tables = self.work().tables.of(&self.device, step).unwrap_or_else(|error| panic!("{error}"));
-        let kind = match rope.kind {
-            RopeKind::AdjacentPairs => 0,
-            RopeKind::HalfSplit => 1,
-        };
         let arguments = [
             qkv.rows(rows),
             angles.rows(rows),
@@ -336,13 +404,10 @@ impl<D: Device> Backend for Cuda<D> {
             int(heads.num_kv_heads),
             int(heads.head_dim),
             int(rope.rotary_dim),
-            int(kind),
+            kind_of(rope),
         ];
-        let kernel = match kv_cache::stored(cache.layout.dtype) {
-            KvDtype::BF16 | KvDtype::Q8_0 => Kernel::RopeKvStoreBf16,
-            KvDtype::F32 => Kernel::RopeKvStoreF32,
-            KvDtype::F16 => Kernel::RopeKvStoreF16,
-        };
+        let kernels = [Kernel::RopeKvStoreF16, Kernel::RopeKvStoreBf16, Kernel::RopeKvStoreF32];
+        let kernel = kv_cache::stored(cache.layout.dtype).kernel(kernels);
         let grid = [rows, heads.num_kv_heads, 1];
         // SAFETY: `check` has made sure that slots lie in the cache, which has these heads; qkv and angles have `rows` rows.
         unsafe { self.launch(kernel, grid, 128, &arguments, 2 * rows * heads.qkv_width() * FLOAT) };
@@ -355,10 +420,9 @@ impl<D: Device> Backend for Cuda<D> {
         qkv: &Buffer<D>,
         cache: &KvCache<D>,
         out: &mut Buffer<D>,
-    ) -> u64 {
-        step.check(params.heads, cache.layout);
-        let call = Call { step, params, qkv, cache };
-        attention::attention(self, call, out).unwrap_or_else(|error| panic!("{error}"))
+    ) {
+        self.check(step, params.heads, cache.layout);
+        done(attention::attention(self, Call { step, params, qkv, cache }, out));
     }
 
     fn observe_scores(
@@ -369,7 +433,7 @@ impl<D: Device> Backend for Cuda<D> {
         cache: &KvCache<D>,
         statistics: &mut [ScoreStatistics],
     ) {
-        step.check(params.heads, cache.layout);
+        self.check(step, params.heads, cache.layout);
         done(observe::observe_scores(self, step, params, qkv, cache, statistics));
     }
 
@@ -381,6 +445,58 @@ impl<D: Device> Backend for Cuda<D> {
         unsafe {
             self.launch(Kernel::SiluMul, [cols.div_ceil(256), rows, 1], 256, &arguments, 3 * rows * cols * FLOAT);
         };
+    }
+
+    fn norm_linear(
+        &self,
+        rows: usize,
+        norm: Norm<'_, Self>,
+        matrix: &Matrix<D>,
+        bias: Option<&Vector<D>>,
+        out: &mut Buffer<D>,
+    ) {
+        fused::norm_linear(self, rows, norm, matrix, bias, out);
+    }
+
+    fn norm_linear_silu_mul(
+        &self,
+        rows: usize,
+        norm: Norm<'_, Self>,
+        matrix: &Matrix<D>,
+        gate_up: &mut Buffer<D>,
+        out: &mut Buffer<D>,
+    ) {
+        fused::norm_linear_silu_mul(self, rows, norm, matrix, gate_up, out);
+    }
+
+    fn linear_add(
+        &self,
+        rows: usize,
+        x: &Buffer<D>,
+        matrix: &Matrix<D>,
+        _delta: &mut Buffer<D>,
+        residual: &mut Buffer<D>,
+    ) {
+        fused::linear_add(self, rows, x, matrix, residual);
+    }
+
+    fn rope_attention(
+        &self,
+        step: &StepTables,
+        turn: Turn<'_, Self>,
+        params: AttentionParams<'_>,
+        qkv: &mut Buffer<D>,
+        cache: &mut KvCache<D>,
+        out: &mut Buffer<D>,
+    ) {
+        // Rows of one sequence see keys of each other, which that kernel stores as it goes.
+        if params.scheme == AttentionScheme::SplitKv && step.has_one_row_each() {
+            self.check(step, params.heads, cache.layout);
+            done(attention::rope_attention(self, Call { step, params, qkv, cache }, turn, out));
+        } else {
+            self.turn_and_store(step, turn, params, qkv, cache);
+            self.attention(step, params, qkv, cache, out);
+        }
     }
 
     fn add(&self, rows: usize, residual: &mut Buffer<D>, delta: &Buffer<D>) {
@@ -396,7 +512,11 @@ impl<D: Device> Backend for Cuda<D> {
         assert_eq!(out.cols(), cols, "input and output are equally wide");
         let most = rows.iter().max().map_or(0, |&row| row as usize + 1);
         let x = x.rows(most);
-        let picked = self.work().integers(&self.device, rows).unwrap_or_else(|error| panic!("{error}"));
+        let mut work = self.work();
+        let picked = match work.tables.logit_rows(rows) {
+            Some(picked) => picked,
+            None => work.integers(&self.device, rows).unwrap_or_else(|error| panic!("{error}")),
+        };
         let arguments = [x, picked, out.rows(num), int(cols)];
         // SAFETY: the rows were just uploaded and lie in x; `out` has as many.
         unsafe {

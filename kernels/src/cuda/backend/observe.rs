@@ -7,7 +7,7 @@ use crate::cuda::device::{Argument, Device};
 use crate::cuda::error::DeviceError;
 use crate::cuda::kernels::Kernel;
 use crate::scores::Histogram;
-use crate::{AttentionParams, HeadLayout, KvDtype, ScoreStatistics, StepTables};
+use crate::{AttentionParams, HeadLayout, ScoreStatistics, StepTables};
 
 /// Adds the scores of all rows of a step to the statistics of their KV heads.
 pub(super) fn observe_scores<D: Device>(
@@ -36,11 +36,8 @@ pub(super) fn observe_scores<D: Device>(
         int(head_dim),
         Argument::F32(params.scale * std::f32::consts::LOG2_E),
     ];
-    let kernel = match stored(cache.layout.dtype) {
-        KvDtype::BF16 | KvDtype::Q8_0 => Kernel::ObserveScoresBf16,
-        KvDtype::F32 => Kernel::ObserveScoresF32,
-        KvDtype::F16 => Kernel::ObserveScoresF16,
-    };
+    let kernels = [Kernel::ObserveScoresF16, Kernel::ObserveScoresBf16, Kernel::ObserveScoresF32];
+    let kernel = stored(cache.layout.dtype).kernel(kernels);
     let bytes = rows * params.heads.q_width() * size_of::<f32>();
     // SAFETY: the caller has checked the step, so positions and block tables lie in the cache, which has heads that the kernels
     // know; qkv has `rows` rows of these heads, counts two histograms for each KV head.

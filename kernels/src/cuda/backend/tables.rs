@@ -1,21 +1,27 @@
-//! The tables of a step on the device (`kernels/cuda/step.cuh`), uploaded when a step is first met.
+//! The tables of a step on the device (`kernels/cuda/step.cuh`), uploaded together when a step is first met.
 
-use super::buffer::zeros;
-use crate::StepTables;
+use super::buffer::{grow, zeros};
 use crate::cuda::device::{Argument, Device, DevicePtr};
 use crate::cuda::error::DeviceError;
 use crate::cuda::memory::Memory;
+use crate::{StepInputs, StepTables};
 use std::sync::Arc;
 
 /// Tables begin at multiples of so many integers.
 const ALIGNMENT: usize = 64;
+/// Integers that the tables of a step take without taking more memory.
+const INTEGERS: usize = 1 << 16;
+const NUM_TABLES: usize = 6;
 
-/// What the device has of a step.
+/// What the device has of a step. Where a table begins depends on the number of rows and of rows of logits alone.
 pub(super) struct DeviceTables<D: Device> {
+    tokens: Vec<u32>,
     step: StepTables,
-    memory: Option<Memory<D, i32>>,
+    logit_rows: Vec<u32>,
+    memory: Memory<D, i32>,
+    packed: Vec<i32>,
     /// First integer of each table.
-    starts: [usize; 4],
+    starts: [usize; NUM_TABLES],
 }
 
 /// Addresses of a step's tables.
@@ -27,42 +33,74 @@ pub(super) struct Addresses {
     pub(super) block_tables: Argument,
 }
 
-impl<D: Device> Default for DeviceTables<D> {
-    fn default() -> Self {
-        DeviceTables { step: StepTables::default(), memory: None, starts: [0; 4] }
-    }
-}
-
 impl<D: Device> DeviceTables<D> {
+    pub(super) fn new(device: &Arc<D>) -> Result<Self, DeviceError> {
+        Ok(DeviceTables {
+            tokens: Vec::new(),
+            step: StepTables::default(),
+            logit_rows: Vec::new(),
+            memory: zeros(device, "tables of a step", INTEGERS)?,
+            packed: Vec::new(),
+            starts: [0; NUM_TABLES],
+        })
+    }
+
     /// The tables of this step, uploaded if the last ones were others.
     pub(super) fn of(&mut self, device: &Arc<D>, step: &StepTables) -> Result<Addresses, DeviceError> {
-        if self.memory.is_none() || !same(&self.step, step) {
-            self.upload(device, step)?;
+        if !same(&self.step, step) {
+            self.set(device, StepInputs { tokens: &[], tables: step, logit_rows: &[] })?;
         }
-        let at = |table: usize| {
-            let base = self.memory.as_ref().map_or(DevicePtr(0), Memory::address);
-            Argument::Pointer(base.at(self.starts[table] * size_of::<i32>()))
-        };
-        Ok(Addresses { positions: at(0), slots: at(1), table_starts: at(2), block_tables: at(3) })
+        let [_, positions, slots, table_starts, _, block_tables] = std::array::from_fn(|table| self.table(table));
+        Ok(Addresses { positions, slots, table_starts, block_tables })
     }
 
-    fn upload(&mut self, device: &Arc<D>, step: &StepTables) -> Result<(), DeviceError> {
-        let table_starts = step.spans.iter().flat_map(|span| span.rows.clone().map(|_| span.blocks.start as u32));
-        let tables = [step.positions.clone(), step.slots.clone(), table_starts.collect(), step.block_tables.clone()];
-        let mut packed: Vec<i32> = Vec::new();
-        for (start, table) in self.starts.iter_mut().zip(&tables) {
-            packed.resize(packed.len().next_multiple_of(ALIGNMENT), 0);
-            *start = packed.len();
-            packed.extend(table.iter().map(|&entry| entry as i32));
+    /// Uploads all that a step is told, unless it was the last one.
+    pub(super) fn set(&mut self, device: &Arc<D>, inputs: StepInputs<'_>) -> Result<(), DeviceError> {
+        let StepInputs { tokens, tables: step, logit_rows } = inputs;
+        if same(&self.step, step) && self.tokens == tokens && self.logit_rows == logit_rows {
+            return Ok(());
         }
-        if self.memory.as_ref().is_none_or(|memory| memory.len() < packed.len()) {
-            self.memory = Some(zeros(device, "tables of a step", packed.len().next_power_of_two().max(1 << 12))?);
+        let starts_of_rows = step.spans.iter().flat_map(|span| span.rows.clone().map(|_| span.blocks.start as u32));
+        let starts_of_rows: Vec<u32> = starts_of_rows.collect();
+        let tables = [tokens, &step.positions, &step.slots, &starts_of_rows, logit_rows, &step.block_tables];
+        self.packed.clear();
+        for (start, table) in self.starts.iter_mut().zip(tables) {
+            self.packed.resize(self.packed.len().next_multiple_of(ALIGNMENT), 0);
+            *start = self.packed.len();
+            self.packed.extend(table.iter().map(|&entry| entry as i32));
         }
-        if let Some(memory) = &mut self.memory {
-            memory.write(0, &packed)?;
-        }
+        grow(&mut self.memory, device, "tables of a step", self.packed.len())?;
+        self.memory.write(0, &self.packed)?;
         self.step.clone_from(step);
+        self.tokens.clear();
+        self.tokens.extend_from_slice(tokens);
+        self.logit_rows.clear();
+        self.logit_rows.extend_from_slice(logit_rows);
         Ok(())
+    }
+
+    /// The tokens on the device, if they are these.
+    pub(super) fn tokens(&self, tokens: &[u32]) -> Option<Argument> {
+        (self.tokens == tokens).then(|| self.table(0))
+    }
+
+    /// The positions on the device, if they are these.
+    pub(super) fn positions(&self, positions: &[u32]) -> Option<Argument> {
+        (self.step.positions == positions).then(|| self.table(1))
+    }
+
+    /// The rows that need logits on the device, if they are these.
+    pub(super) fn logit_rows(&self, rows: &[u32]) -> Option<Argument> {
+        (self.logit_rows == rows).then(|| self.table(4))
+    }
+
+    /// Where all of them are.
+    pub(super) fn address(&self) -> DevicePtr {
+        self.memory.address()
+    }
+
+    fn table(&self, table: usize) -> Argument {
+        Argument::Pointer(self.memory.address().at(self.starts[table] * size_of::<i32>()))
     }
 }
 

@@ -14,6 +14,8 @@ mod bits;
 mod blocks;
 #[path = "../../../tests/conformance/fixture.rs"]
 mod fixture;
+#[path = "../../../tests/conformance/fused.rs"]
+mod fused;
 #[path = "../../../tests/conformance/observe.rs"]
 mod observe;
 #[path = "../../../tests/conformance/operations.rs"]
@@ -52,6 +54,11 @@ fn statistics_of_scores() {
 #[test]
 fn bits_of_rows_alone_and_in_company() {
     bits::suite(&cuda(6));
+}
+
+#[test]
+fn operations_that_are_joined() {
+    fused::suite(&cuda(4));
 }
 
 #[test]

@@ -1,0 +1,48 @@
+// Rotation of pairs of a head, and how a key is rounded for the cache, to the same bits in every kernel that does it.
+#pragma once
+#include "elements.cuh"
+#include "softmax_common.cuh"
+
+namespace rope {
+
+// Which pairs of a head turn: (2i, 2i + 1), or (i, i + rotary_dim / 2).
+enum PairKind { ADJACENT_PAIRS = 0, HALF_SPLIT = 1 };
+
+// A row's angles, [cos of all pairs | sin of all pairs].
+struct Rotation {
+  const float* angles;
+  int rotary_dim, kind;
+
+  __device__ __forceinline__ int first(int pair) const { return kind == ADJACENT_PAIRS ? 2 * pair : pair; }
+  __device__ __forceinline__ int second(int pair) const { return kind == ADJACENT_PAIRS ? 2 * pair + 1 : pair + rotary_dim / 2; }
+  __device__ __forceinline__ float2 turned(const float* head, int pair) const {
+    const float cos = angles[pair], sin = angles[rotary_dim / 2 + pair], x = head[first(pair)], y = head[second(pair)];
+    return make_float2(fmaf(x, cos, -(y * sin)), fmaf(x, sin, y * cos));
+  }
+};
+
+// Rounds as the cache does; the square of what came out is added to `squares`.
+template <class T> __device__ __forceinline__ T rounded(float x, float& squares) {
+  const T element = elements::from_float<T>(x);
+  const float again = elements::to_float(element);
+  squares = fmaf(again, again, squares);
+  return element;
+}
+
+// Turns a key head in place and stores it; its length, as it was rounded. The whole warp calls it.
+template <class T> __device__ __forceinline__ float store_key(Rotation rotation, float* key, T* to, int head_dim) {
+  const int lane = threadIdx.x % 32;
+  float squares = 0.0f;
+  for (int pair = lane; pair < rotation.rotary_dim / 2; pair += 32) {
+    const int first = rotation.first(pair), second = rotation.second(pair);
+    const float2 turned = rotation.turned(key, pair);
+    key[first] = turned.x;
+    key[second] = turned.y;
+    to[first] = rounded<T>(turned.x, squares);
+    to[second] = rounded<T>(turned.y, squares);
+  }
+  for (int d = rotation.rotary_dim + lane; d < head_dim; d += 32) to[d] = rounded<T>(key[d], squares);
+  return sqrtf(softmax::warp_sum(squares));
+}
+
+}  // namespace rope

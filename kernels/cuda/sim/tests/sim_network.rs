@@ -1,0 +1,120 @@
+//! A whole network and the whole engine on the simulator: greedy answers are those of the reference, and recorded steps have
+//! the bits of steps that run as they come.
+
+#![allow(clippy::unwrap_used, dead_code, reason = "a test fails by panicking; what it shares has parts for others")]
+
+#[path = "../../../../crates/engine/tests/engine/support.rs"]
+mod support;
+
+use std::sync::Arc;
+use support::{Answer, checkpoint, read, request, tokenizer};
+use taper_cuda_sim::{Schedule, Sim};
+use taper_engine::{Engine, EngineConfig, ModelRunner, SamplingParams, Speculation};
+use taper_kernels::cuda::Cuda;
+use taper_kernels::{AttentionScheme, BLOCK_SIZE, Backend, KvDtype, Reference};
+use taper_models::{Llama, LoadOptions, LogitRows, ModelSoftmax, SequenceSlice};
+use taper_testkit::thin::thinned;
+use taper_testkit::tiny::{TinyModel, TinyType};
+
+fn cuda(schedule: u32) -> Cuda<Sim> {
+    Cuda::new(Arc::new(Sim::new(Schedule(schedule)))).unwrap()
+}
+
+fn load<B: Backend>(backend: B, model: &TinyModel) -> Llama<B> {
+    let options = LoadOptions {
+        num_blocks: Some(12),
+        max_rows: 64,
+        max_logit_rows: 16,
+        kv_dtype: KvDtype::F32,
+        ..LoadOptions::default()
+    };
+    Llama::load(backend, &checkpoint(model), options, &mut |_| {}).unwrap()
+}
+
+/// Greedy answers to requests that come together: prompts of several lengths, one of them longer than a block, and one that
+/// is easy to guess.
+fn answers<B: Backend>(backend: B, model: &TinyModel, softmax: ModelSoftmax) -> Vec<Vec<u32>> {
+    let mut network = load(backend, model);
+    network.set_softmax(softmax).unwrap();
+    let config = EngineConfig { speculation: Speculation::Lookup, token_budget: Some(40), ..EngineConfig::default() };
+    let engine = Engine::start(Box::new(ModelRunner(network)), tokenizer(), config);
+    let greedy = SamplingParams { max_tokens: Some(8), ignore_eos: true, ..SamplingParams::greedy() };
+    let pushed = SamplingParams { logit_bias: vec![(u32::from(b'x'), 100.0)], ..greedy.clone() };
+    let long = "the old teller hinges on ".repeat(3);
+    let requests = [request("hello", greedy.clone()), request(&long, greedy), request("guess", pushed)];
+    let streams = requests.map(|request| engine.submit(request).unwrap());
+    let answers: Vec<Answer> = streams.into_iter().map(read).collect();
+    let status = engine.status();
+    assert_eq!((status.failed_steps, status.free_blocks), (0, 12), "{status:?}");
+    answers.into_iter().flat_map(|answer| answer.choices).map(|choice| choice.tokens).collect()
+}
+
+#[test]
+fn the_engine_gives_the_greedy_tokens_of_the_reference() {
+    let model = |architecture, weight_type| TinyModel { architecture, weight_type, ..TinyModel::default() };
+    let models = [
+        (model("llama", TinyType::F32), ModelSoftmax::Bounded),
+        (model("qwen2", TinyType::Q4_0), ModelSoftmax::Online),
+        (model("qwen3", TinyType::BF16), ModelSoftmax::Bounded),
+        (model("llama", TinyType::Q8_0), ModelSoftmax::Online),
+    ];
+    for (index, (model, softmax)) in thinned(models, 2).into_iter().enumerate() {
+        let expected = answers(Reference::new(), &model, ModelSoftmax::Online);
+        assert!(expected.iter().all(|tokens| tokens.len() == 8));
+        let actual = answers(cuda(index as u32), &model, softmax);
+        assert_eq!(actual, expected, "{} {:?}", model.architecture, model.weight_type);
+    }
+}
+
+/// Three sequences at positions 3, 63 and 100, one step after the other; the bits of all logits. `before` each step the
+/// network is touched.
+fn decoded(network: &mut Llama<Cuda<Sim>>, before: impl Fn(&mut Llama<Cuda<Sim>>)) -> Vec<u32> {
+    const STARTS: [usize; 3] = [3, 63, 100];
+    let tables: [Vec<u32>; 3] = [vec![4], vec![7, 1], vec![0, 9, 2]];
+    for (table, start) in tables.iter().zip(STARTS) {
+        for at in (0..start).step_by(BLOCK_SIZE) {
+            let tokens: Vec<u32> = (at..start.min(at + BLOCK_SIZE)).map(|i| (i * 7 % 250) as u32).collect();
+            network
+                .forward(&[SequenceSlice { tokens: &tokens, start: at, block_table: table, logits: LogitRows::None }])
+                .unwrap();
+        }
+    }
+    let mut bits = Vec::new();
+    for step in 0..5 {
+        before(network);
+        let tokens = [[step as u32], [40 + step as u32], [90]];
+        let slices: Vec<SequenceSlice<'_>> = tokens
+            .iter()
+            .zip(STARTS)
+            .zip(&tables)
+            .map(|((tokens, start), table)| SequenceSlice {
+                tokens,
+                start: start + step,
+                block_table: table,
+                logits: LogitRows::Last,
+            })
+            .collect();
+        let logits = network.forward(&slices).unwrap();
+        bits.extend((0..3).flat_map(|row| logits.row(row)).map(|x| x.to_bits()));
+    }
+    bits
+}
+
+#[test]
+fn recorded_steps_have_the_bits_of_steps_that_run_as_they_come() {
+    let model = TinyModel { qk_gain: &[6.0], ..TinyModel::default() };
+    let mut recorded = load(cuda(0), &model);
+    recorded.set_softmax(ModelSoftmax::Bounded).unwrap();
+    let mut as_they_come = load(cuda(0), &model);
+    as_they_come.set_softmax(ModelSoftmax::Bounded).unwrap();
+    let bits = decoded(&mut recorded, |_| {});
+    // A change, to what it was, makes the next step another kind.
+    let expected = decoded(&mut as_they_come, |network| network.set_attention(AttentionScheme::SplitKv));
+    assert_eq!(bits, expected);
+    // The first step of its kind ran, the second was recorded, and it and three more were replayed.
+    assert_eq!(recorded.backend().device().num_replays(), 4);
+    assert_eq!(as_they_come.backend().device().num_replays(), 0);
+    let counts = |network: &Llama<Cuda<Sim>>| network.attended();
+    assert_eq!(counts(&recorded), counts(&as_they_come));
+    assert!(counts(&recorded).iter().any(|layer| layer.recomputed > 0), "scores beyond the bound were there");
+}
