@@ -1,7 +1,7 @@
 //! Products with BF16 weights for AVX2: pairs are cut into two float32 vectors, each half of a pair is one multiply-add. See
 //! [`crate::cpu::gemm::bf16`] for the arithmetic and the layout.
 
-use super::{HALF, prefetch, store};
+use super::{HALF, by_fours, prefetch, store};
 use crate::cpu::gemm::bf16::{BLOCK_QUADS, LINE_BYTES, num_quads};
 use crate::cpu::gemm::kernels::Task;
 use std::arch::x86_64::*;
@@ -12,7 +12,11 @@ const AHEAD_BYTES: usize = 8192;
 /// # Safety
 /// See [`crate::cpu::gemm::kernels::Product`].
 pub(crate) unsafe fn bf16(task: &Task) {
-    debug_assert!((1..=4).contains(&task.rows));
+    // SAFETY: the caller's obligation, passed on.
+    unsafe { by_fours(task, four_rows) }
+}
+
+unsafe fn four_rows(task: &Task) {
     let kernel = match task.rows {
         1 => units::<2, 1>,
         2 => units::<2, 2>,

@@ -1,6 +1,6 @@
 //! Products with F32 and F16 weights for AVX2: `acc = fma(w, x, acc)`, k ascending, weights `[k][16 rows]`.
 
-use super::{HALF, prefetch, store};
+use super::{HALF, by_fours, prefetch, store};
 use crate::cpu::gemm::format::PANEL_ROWS;
 use crate::cpu::gemm::kernels::Task;
 use std::arch::x86_64::*;
@@ -11,9 +11,8 @@ const AHEAD_BYTES: usize = 8192;
 /// # Safety
 /// See [`crate::cpu::gemm::kernels::Product`].
 pub(crate) unsafe fn floats<E: Element>(task: &Task) {
-    debug_assert!((1..=4).contains(&task.rows));
     // SAFETY: the caller's obligation, passed on.
-    unsafe { sweep!(task, float_units, E, (8, 4, 2), (4, 2), (2)) }
+    unsafe { by_fours(task, |task| sweep!(task, float_units, E, (8, 4, 2), (4, 2), (2))) }
 }
 
 /// A float type that weights are stored in.
