@@ -106,12 +106,19 @@ template <class T> struct Raw {
   }
 };
 
+// Blocks of threads that a multiprocessor holds at least; the compiler wants more for compute capability 12, and spills.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int RESIDENT = 2;
+#else
+constexpr int RESIDENT = 1;
+#endif
+
 }  // namespace
 
 // qkv [rows, qkv_width], not turned; angles [rows, rotary_dim]; q_weight, k_weight [head_dim], or both null; 0 <= rotary_dim <=
 // head_dim, even; kind is 0 for adjacent pairs, 1 for half split. The rest as attention_plain_T has it.
 #define ATTENTION_DECODE(name, T)                                                                                           \
-  extern "C" __global__ void __launch_bounds__(128)                                                                         \
+  extern "C" __global__ void __launch_bounds__(128, RESIDENT)                                                               \
       attention_decode_##name(const float* qkv, const float* angles, const float* q_weight, const float* k_weight,          \
                               void* layer, const int* positions, const int* table_starts, const int* block_tables,          \
                               const float* ranges, float* states, unsigned* tickets, unsigned* recomputed, float* out,      \

@@ -44,6 +44,13 @@ struct Turned {
   }
 };
 
+// Blocks of threads that a multiprocessor holds at least; the compiler wants more for compute capability 12, and spills.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int RESIDENT = 2;
+#else
+constexpr int RESIDENT = 1;
+#endif
+
 }  // namespace
 
 // qkv [rows, qkv_width], turned; layer, positions, table_starts and block_tables as in step.cuh. ranges [num_kv_heads][3] = phi,
@@ -51,7 +58,7 @@ struct Turned {
 // and tickets [rows][gridDim.y] may be null if gridDim.z is 1. *recomputed is added the (row, head) pairs that were computed again.
 // out [rows, num_heads * head_dim]; rows of nobody are left alone. head_dim <= 256; log2_scale is the factor on q.k times log2 e.
 #define ATTENTION(name, T)                                                                                                  \
-  extern "C" __global__ void __launch_bounds__(128)                                                                         \
+  extern "C" __global__ void __launch_bounds__(128, RESIDENT)                                                               \
       attention_plain_##name(const float* qkv, void* layer, const int* positions, const int* table_starts,                  \
                              const int* block_tables, const float* ranges, float* states, unsigned* tickets,                \
                              unsigned* recomputed, float* out, int num_heads, int num_kv_heads, int head_dim,               \

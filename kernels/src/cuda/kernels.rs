@@ -264,22 +264,6 @@ kernels! {
     GemmMmaQ6KR32 = c"gemm_mma_q6_k_r32", "ppppppiiiiiif";
     /// A product of up to 64 rows a block with tiles of q6_k.
     GemmMmaQ6KR64 = c"gemm_mma_q6_k_r64", "ppppppiiiiiif";
-    /// Attention on tensor cores over a cache of bf16, heads of 64 elements.
-    AttentionMmaBf16D64 = c"attention_mma_bf16_64", "pppppppppppiifi";
-    /// Attention on tensor cores over a cache of bf16, heads of 96 elements.
-    AttentionMmaBf16D96 = c"attention_mma_bf16_96", "pppppppppppiifi";
-    /// Attention on tensor cores over a cache of bf16, heads of 128 elements.
-    AttentionMmaBf16D128 = c"attention_mma_bf16_128", "pppppppppppiifi";
-    /// Attention on tensor cores over a cache of bf16, heads of 256 elements.
-    AttentionMmaBf16D256 = c"attention_mma_bf16_256", "pppppppppppiifi";
-    /// Attention on tensor cores over a cache of f16, heads of 64 elements.
-    AttentionMmaF16D64 = c"attention_mma_f16_64", "pppppppppppiifi";
-    /// Attention on tensor cores over a cache of f16, heads of 96 elements.
-    AttentionMmaF16D96 = c"attention_mma_f16_96", "pppppppppppiifi";
-    /// Attention on tensor cores over a cache of f16, heads of 128 elements.
-    AttentionMmaF16D128 = c"attention_mma_f16_128", "pppppppppppiifi";
-    /// Attention on tensor cores over a cache of f16, heads of 256 elements.
-    AttentionMmaF16D256 = c"attention_mma_f16_256", "pppppppppppiifi";
     /// A product of up to 16 rows with tiles of bf16, on Hopper's tensor cores.
     GemmWgmmaBf16Rows16 = c"gemm_wgmma_bf16_16", "ppppppiiii";
     /// A product of up to 32 rows with tiles of bf16, on Hopper's tensor cores.

@@ -1,3 +1,5 @@
+// In the making: it computes what it should on the simulator, and its larger heads spill registers, so nvcc is not given it yet.
+//
 // Causal attention over the paged cache on tensor cores, one kernel for decoding and for prompts: out = softmax(scale q k^T) v per
 // query head, for heads of 64, 96, 128 and 256 elements and caches of bf16 and f16.
 //
@@ -32,7 +34,7 @@
 // Launch contract: dynamic shared memory of shared_bytes(DIM, V), no dependent launch; tables and cache as in step.cuh. tiles int32
 // [gridDim.x][2] = first row, number of rows (0: nobody's tile), made by the host with the step's tables: decoding rows are tiles of
 // one row each, a span of a prompt is cut into tiles of V / min(group, V) rows from its first row on. tickets are zero before and after.
-#include "attention.cuh"
+#include "../attention.cuh"
 
 using namespace attention;
 
