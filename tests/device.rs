@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use taper_testkit::fake_cuda::FakeCuda;
-use taper_testkit::tiny::TinyModel;
+use taper_testkit::tiny::{TinyModel, TinyType};
 use tempfile::TempDir;
 
 /// Every command that computes, with what it cannot do without.
@@ -166,6 +166,34 @@ fn the_selftest_opens_the_gpu_and_believes_no_answer_that_is_wrong() {
     let output = run("other-kernels");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(1) && said.contains("from another version of taper"), "{said}");
+}
+
+/// The design: a product with its norm, attention with rotation and store, a product with its addition, gate and up, down.
+#[test]
+fn a_layer_at_decode_is_five_launches_and_a_step_five_more() {
+    let folder = folder();
+    for (architecture, weight_type) in [("llama", TinyType::Q4_0), ("qwen2", TinyType::BF16), ("qwen3", TinyType::Q8_0)]
+    {
+        let tiny = TinyModel { architecture, weight_type, ..TinyModel::default() };
+        std::fs::write(folder.path().join("tiny.gguf"), tiny.to_gguf()).unwrap();
+        let output = taper(&folder, "bench launches -m tiny.gguf --keys 100 --json").output().unwrap();
+        let rows = String::from_utf8(output.stdout).unwrap();
+        let rows: Vec<Value> = rows.lines().map(|row| serde_json::from_str(row).unwrap()).collect();
+        let sum = |field: &str| rows.iter().map(|row| row[field].as_u64().unwrap()).sum::<u64>();
+        assert_eq!((sum("per_layer"), sum("launches")), (5, 5 * tiny.layers as u64 + 5), "{rows:?}");
+        let weight_bytes = std::fs::metadata(folder.path().join("tiny.gguf")).unwrap().len();
+        assert!(
+            sum("bytes") > weight_bytes / 2 && sum("bytes") < 2 * weight_bytes,
+            "{rows:?}, a file of {weight_bytes}"
+        );
+    }
+    let output = taper(&folder, "bench launches -m tiny.gguf --keys 1000").output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--keys 1000 is more than the 256 positions"));
+    let output = taper(&folder, "bench launches -m tiny.gguf --batch 3").output().unwrap();
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("positions that the model was made for"),
+        "1024 is the default"
+    );
 }
 
 #[test]
