@@ -58,7 +58,7 @@ fn the_engine_gives_the_greedy_tokens_of_the_reference() {
         (model("qwen3", TinyType::BF16), ModelSoftmax::Bounded),
         (model("llama", TinyType::Q8_0), ModelSoftmax::Online),
     ];
-    for (index, (model, softmax)) in thinned(models, 2).into_iter().enumerate() {
+    for (index, (model, softmax)) in thinned(models, 2).enumerate() {
         let expected = answers(Reference::new(), &model, ModelSoftmax::Online);
         assert!(expected.iter().all(|tokens| tokens.len() == 8));
         let actual = answers(cuda(index as u32), &model, softmax);

@@ -237,7 +237,7 @@ pub(super) fn attention<D: Device>(cuda: &Cuda<D>, call: Call<'_, D>, out: &mut 
 pub(super) fn rope_attention<D: Device>(
     cuda: &Cuda<D>,
     call: Call<'_, D>,
-    turn: Turn<'_, Cuda<D>>,
+    turn: &Turn<'_, Cuda<D>>,
     out: &mut Buffer<D>,
 ) -> Result<(), DeviceError> {
     let Call { step, params, qkv, cache } = call;

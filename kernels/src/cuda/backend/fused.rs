@@ -65,7 +65,7 @@ impl Product {
     }
 }
 
-fn normed<'a, D: Device>(rows: usize, norm: &Norm<'a, Cuda<D>>, cols: usize, epilogue: Epilogue) -> Product {
+fn normed<D: Device>(rows: usize, norm: &Norm<'_, Cuda<D>>, cols: usize, epilogue: Epilogue) -> Product {
     assert_eq!(norm.x.cols(), cols, "the input is as wide as the matrix");
     Product { rows, cols, x: norm.x.rows(rows), norm_weight: norm.weight.elements(cols), eps: norm.eps, epilogue }
 }
@@ -73,14 +73,14 @@ fn normed<'a, D: Device>(rows: usize, norm: &Norm<'a, Cuda<D>>, cols: usize, epi
 pub(super) fn norm_linear<D: Device>(
     cuda: &Cuda<D>,
     rows: usize,
-    norm: Norm<'_, Cuda<D>>,
+    norm: &Norm<'_, Cuda<D>>,
     matrix: &Matrix<D>,
     bias: Option<&Vector<D>>,
     out: &mut Buffer<D>,
 ) {
     let num_outputs = matrix.num_rows();
     assert_eq!(out.cols(), num_outputs, "[rows, K] times [N, K] is [rows, N]");
-    let product = normed(rows, &norm, matrix.cols, Epilogue::Store);
+    let product = normed(rows, norm, matrix.cols, Epilogue::Store);
     let bias = bias.map(|bias| bias.elements(num_outputs));
     for part in matrix.parts() {
         let bias = bias.map_or(NULL, |bias| bias.at(part.first * FLOAT));
@@ -110,7 +110,7 @@ pub(super) fn linear_add<D: Device>(
 pub(super) fn norm_linear_silu_mul<D: Device>(
     cuda: &Cuda<D>,
     rows: usize,
-    norm: Norm<'_, Cuda<D>>,
+    norm: &mut Norm<'_, Cuda<D>>,
     matrix: &Matrix<D>,
     gate_up: &mut Buffer<D>,
     out: &mut Buffer<D>,
@@ -124,7 +124,7 @@ pub(super) fn norm_linear_silu_mul<D: Device>(
         cuda.linear(rows, norm.normed, matrix, None, gate_up);
         return cuda.silu_mul(rows, gate_up, out);
     };
-    let product = normed(rows, &norm, matrix.cols, Epilogue::SiluMul);
+    let product = normed(rows, norm, matrix.cols, Epilogue::SiluMul);
     let up = part.bytes.at(half * part.row_bytes);
     // SAFETY: widths were just asserted; the matrix is `half` rows of gate, then as many of up.
     unsafe { product.launch(cuda, &part, (half, up, NULL), (out.rows(rows), half)) };

@@ -455,18 +455,18 @@ impl<D: Device> Backend for Cuda<D> {
         bias: Option<&Vector<D>>,
         out: &mut Buffer<D>,
     ) {
-        fused::norm_linear(self, rows, norm, matrix, bias, out);
+        fused::norm_linear(self, rows, &norm, matrix, bias, out);
     }
 
     fn norm_linear_silu_mul(
         &self,
         rows: usize,
-        norm: Norm<'_, Self>,
+        mut norm: Norm<'_, Self>,
         matrix: &Matrix<D>,
         gate_up: &mut Buffer<D>,
         out: &mut Buffer<D>,
     ) {
-        fused::norm_linear_silu_mul(self, rows, norm, matrix, gate_up, out);
+        fused::norm_linear_silu_mul(self, rows, &mut norm, matrix, gate_up, out);
     }
 
     fn linear_add(
@@ -492,7 +492,7 @@ impl<D: Device> Backend for Cuda<D> {
         // Rows of one sequence see keys of each other, which that kernel stores as it goes.
         if params.scheme == AttentionScheme::SplitKv && step.has_one_row_each() {
             self.check(step, params.heads, cache.layout);
-            done(attention::rope_attention(self, Call { step, params, qkv, cache }, turn, out));
+            done(attention::rope_attention(self, Call { step, params, qkv, cache }, &turn, out));
         } else {
             self.turn_and_store(step, turn, params, qkv, cache);
             self.attention(step, params, qkv, cache, out);
