@@ -11,7 +11,7 @@ use support::{Answer, checkpoint, read, request, tokenizer};
 use taper_cuda_sim::{Schedule, Sim};
 use taper_engine::{Engine, EngineConfig, ModelRunner, SamplingParams, Speculation};
 use taper_kernels::cuda::Cuda;
-use taper_kernels::{AttentionScheme, BLOCK_SIZE, Backend, KvDtype, Reference};
+use taper_kernels::{AttentionScheme, BLOCK_SIZE, Backend, KvDtype, Reference, UnifiedRange};
 use taper_models::{Llama, LoadOptions, LogitRows, ModelSoftmax, SequenceSlice};
 use taper_testkit::thin::thinned;
 use taper_testkit::tiny::{TinyModel, TinyType};
@@ -66,12 +66,14 @@ fn the_engine_gives_the_greedy_tokens_of_the_reference() {
     }
 }
 
-/// Three sequences at positions 3, 63 and 100, one step after the other; the bits of all logits. `before` each step the
-/// network is touched.
-fn decoded(network: &mut Llama<Cuda<Sim>>, before: impl Fn(&mut Llama<Cuda<Sim>>)) -> Vec<u32> {
-    const STARTS: [usize; 3] = [3, 63, 100];
-    let tables: [Vec<u32>; 3] = [vec![4], vec![7, 1], vec![0, 9, 2]];
-    for (table, start) in tables.iter().zip(STARTS) {
+/// Three sequences at positions 3, 63 and 100.
+const STARTS: [usize; 3] = [3, 63, 100];
+const TABLES: [&[u32]; 3] = [&[4], &[7, 1], &[0, 9, 2]];
+const STEPS: usize = 5;
+
+/// Computes what is before those positions.
+fn prefill(network: &mut Llama<Cuda<Sim>>) {
+    for (table, start) in TABLES.iter().zip(STARTS) {
         for at in (0..start).step_by(BLOCK_SIZE) {
             let tokens: Vec<u32> = (at..start.min(at + BLOCK_SIZE)).map(|i| (i * 7 % 250) as u32).collect();
             network
@@ -79,25 +81,32 @@ fn decoded(network: &mut Llama<Cuda<Sim>>, before: impl Fn(&mut Llama<Cuda<Sim>>
                 .unwrap();
         }
     }
-    let mut bits = Vec::new();
-    for step in 0..5 {
+}
+
+/// One step of all three, `step` positions on; the bits of all logits.
+fn decode(network: &mut Llama<Cuda<Sim>>, step: usize) -> Vec<u32> {
+    let tokens = [[step as u32], [40 + step as u32], [90]];
+    let sequences = tokens.iter().zip(STARTS).zip(TABLES);
+    let slices: Vec<SequenceSlice<'_>> = sequences
+        .map(|((tokens, start), block_table)| SequenceSlice {
+            tokens,
+            start: start + step,
+            block_table,
+            logits: LogitRows::Last,
+        })
+        .collect();
+    let logits = network.forward(&slices).unwrap();
+    (0..3).flat_map(|row| logits.row(row)).map(|x| x.to_bits()).collect()
+}
+
+/// Steps one after the other; `before` each the network is touched.
+fn decoded(network: &mut Llama<Cuda<Sim>>, before: impl Fn(&mut Llama<Cuda<Sim>>)) -> Vec<u32> {
+    prefill(network);
+    let step = |step| {
         before(network);
-        let tokens = [[step as u32], [40 + step as u32], [90]];
-        let slices: Vec<SequenceSlice<'_>> = tokens
-            .iter()
-            .zip(STARTS)
-            .zip(&tables)
-            .map(|((tokens, start), table)| SequenceSlice {
-                tokens,
-                start: start + step,
-                block_table: table,
-                logits: LogitRows::Last,
-            })
-            .collect();
-        let logits = network.forward(&slices).unwrap();
-        bits.extend((0..3).flat_map(|row| logits.row(row)).map(|x| x.to_bits()));
-    }
-    bits
+        decode(network, step)
+    };
+    (0..STEPS).flat_map(step).collect()
 }
 
 #[test]
@@ -117,4 +126,29 @@ fn recorded_steps_have_the_bits_of_steps_that_run_as_they_come() {
     let counts = |network: &Llama<Cuda<Sim>>| network.attended();
     assert_eq!(counts(&recorded), counts(&as_they_come));
     assert!(counts(&recorded).iter().any(|layer| layer.recomputed > 0), "scores beyond the bound were there");
+}
+
+#[test]
+fn networks_that_take_turns_on_a_device_have_the_bits_they_have_alone() {
+    let models = [10_000.0, 700.0].map(|rope_base| TinyModel { rope_base, ..TinyModel::default() });
+    // A calibrated softmax has references on the device, of these networks others in each.
+    let calibrated = |backend: Cuda<Sim>, at: usize| {
+        let mut network = load(backend, &models[at]);
+        let ranges = vec![UnifiedRange { phi: [3, -2][at], a: -20.0, b: 20.0 }; models[at].kv_heads];
+        network.set_softmax(ModelSoftmax::Calibrated(vec![Some(ranges); models[at].layers])).unwrap();
+        network
+    };
+    let alone = [0, 1].map(|at| decoded(&mut calibrated(cuda(0), at), |_| {}));
+    assert_ne!(alone[0], alone[1]);
+    let device = cuda(0);
+    let mut networks = [0, 1].map(|at| calibrated(device.clone(), at));
+    networks.iter_mut().for_each(prefill);
+    let mut in_turns = [Vec::new(), Vec::new()];
+    for step in 0..STEPS {
+        for (network, bits) in networks.iter_mut().zip(&mut in_turns) {
+            bits.extend(decode(network, step));
+        }
+    }
+    assert_eq!(in_turns, alone);
+    assert_eq!(device.device().num_replays(), 2 * 4, "steps of both were recorded");
 }

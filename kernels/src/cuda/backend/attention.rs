@@ -29,17 +29,8 @@ pub(super) struct AttentionWork<D: Device> {
     states: Memory<D, f32>,
     /// `[rows][groups of heads]`; zeros between calls.
     tickets: Memory<D, u32>,
-    /// By layer; they stay as long as nobody asks for others.
-    ranges: Vec<Option<Ranges<D>>>,
     /// `[rows][heads][longest context]` scores of the baseline.
     scores: Memory<D, f32>,
-}
-
-/// Softmax references of a layer.
-struct Ranges<D: Device> {
-    /// `[KV heads][phi, below, above]`.
-    values: Vec<f32>,
-    memory: Memory<D, f32>,
 }
 
 impl<D: Device> AttentionWork<D> {
@@ -47,7 +38,6 @@ impl<D: Device> AttentionWork<D> {
         Ok(AttentionWork {
             states: zeros(device, "states of splits", 1)?,
             tickets: zeros(device, "tickets of rows", 1)?,
-            ranges: Vec::new(),
             scores: zeros(device, "scores of a step", 1)?,
         })
     }
@@ -61,22 +51,6 @@ impl<D: Device> AttentionWork<D> {
     fn reserve(&mut self, device: &Arc<D>, units: usize, head_dim: usize) -> Result<(), DeviceError> {
         grow(&mut self.states, device, "states of splits", units * MAX_SPLITS * HEADS * (head_dim + 2))?;
         grow(&mut self.tickets, device, "tickets of rows", units)
-    }
-
-    /// The address of these ranges of a layer.
-    fn ranges(&mut self, device: &Arc<D>, layer: usize, values: Vec<f32>) -> Result<DevicePtr, DeviceError> {
-        if self.ranges.len() <= layer {
-            self.ranges.resize_with(layer + 1, || None);
-        }
-        let ranges = match self.ranges[layer].take() {
-            Some(ranges) if ranges.values == values => ranges,
-            _ => {
-                let mut memory = zeros(device, "softmax references", values.len())?;
-                memory.write(0, &values)?;
-                Ranges { values, memory }
-            }
-        };
-        Ok(self.ranges[layer].insert(ranges).memory.address())
     }
 }
 
@@ -136,14 +110,14 @@ impl<D: Device> Clone for Call<'_, D> {
 impl<D: Device> Copy for Call<'_, D> {}
 
 /// What `attention_plain_T` and `attention_decode_T` are told alike.
-struct Launch {
+struct Prepared {
     tables: Addresses,
     /// Blocks of threads along the second and third axis.
     groups: usize,
     splits: usize,
     states: DevicePtr,
     tickets: DevicePtr,
-    ranges: DevicePtr,
+    references: Argument,
     arm: i32,
     log2_scale: f32,
     /// Keys and values that are read, at least.
@@ -156,24 +130,23 @@ fn prepare<D: Device>(
     work: &mut Work<D>,
     call: Call<'_, D>,
     out: &Buffer<D>,
-) -> Result<Launch, DeviceError> {
+) -> Result<Prepared, DeviceError> {
     let Call { step, params, qkv, cache } = call;
     let HeadLayout { num_heads, num_kv_heads, head_dim } = params.heads;
     let (rows, device) = (step.num_rows(), &cuda.device);
     assert_eq!(qkv.cols(), params.heads.qkv_width(), "qkv holds the heads it is said to");
     assert_eq!(out.cols(), params.heads.q_width(), "one output element per query element");
     let tables = work.tables.of(device, step)?;
-    let work = &mut work.attention;
-
     let groups = num_kv_heads * (num_heads / num_kv_heads).div_ceil(HEADS);
     let wanted = BLOCKS_PER_MULTIPROCESSOR * device.properties().multiprocessors as usize;
     let splits = (wanted / (rows * groups).max(1)).clamp(1, MAX_SPLITS);
     let (mut states, mut tickets) = (DevicePtr(0), DevicePtr(0));
     if splits > 1 {
-        work.reserve(device, rows * groups, head_dim)?;
-        (states, tickets) = (work.states.address(), work.tickets.address());
+        let attention = &mut work.attention;
+        attention.reserve(device, rows * groups, head_dim)?;
+        (states, tickets) = (attention.states.address(), attention.tickets.address());
     }
-    let (arm, ranges): (i32, Vec<f32>) = match params.softmax {
+    let (arm, references): (i32, Vec<f32>) = match params.softmax {
         Softmax::Online => (0, Vec::new()),
         Softmax::Bounded => (1, Vec::new()),
         Softmax::Calibrated(ranges) => {
@@ -183,18 +156,18 @@ fn prepare<D: Device>(
             (2, ranges.iter().flat_map(|range| [range.phi as f32, range.a, range.b.min(127.0)]).collect())
         }
     };
-    let ranges = match arm {
+    let references = match arm {
         2 => {
-            assert_eq!(ranges.len(), 3 * num_kv_heads, "a range per KV head");
-            work.ranges(device, params.layer, ranges)?
+            assert_eq!(references.len(), 3 * num_kv_heads, "a range per KV head");
+            work.softmax_references(device, &references)?
         }
-        _ => DevicePtr(0),
+        _ => Argument::Pointer(DevicePtr(0)),
     };
     let keys: usize = step.spans.iter().map(|span| span.context_len).sum();
     let bytes = 2 * keys * num_kv_heads * head_dim * stored(cache.layout.dtype).bytes()
         + 2 * rows * params.heads.q_width() * size_of::<f32>();
     let log2_scale = params.scale * std::f32::consts::LOG2_E;
-    Ok(Launch { tables, groups, splits, states, tickets, ranges, arm, log2_scale, bytes })
+    Ok(Prepared { tables, groups, splits, states, tickets, references, arm, log2_scale, bytes })
 }
 
 /// Attention of every row; the cache counts the (row, head) pairs that were computed again.
@@ -206,30 +179,30 @@ pub(super) fn attention<D: Device>(cuda: &Cuda<D>, call: Call<'_, D>, out: &mut 
         return naive(cuda, call, out);
     }
     let mut work = cuda.work();
-    let launch = prepare(cuda, &mut work, call, out)?;
+    let prepared = prepare(cuda, &mut work, call, out)?;
     let arguments = [
         qkv.rows(rows),
         cache.layer(params.layer),
-        launch.tables.positions,
-        launch.tables.table_starts,
-        launch.tables.block_tables,
-        Argument::Pointer(launch.ranges),
-        Argument::Pointer(launch.states),
-        Argument::Pointer(launch.tickets),
+        prepared.tables.positions,
+        prepared.tables.table_starts,
+        prepared.tables.block_tables,
+        prepared.references,
+        Argument::Pointer(prepared.states),
+        Argument::Pointer(prepared.tickets),
         cache.count(params.layer),
         out.rows(rows),
         int(num_heads),
         int(num_kv_heads),
         int(head_dim),
-        Argument::F32(launch.log2_scale),
-        Argument::I32(launch.arm),
+        Argument::F32(prepared.log2_scale),
+        Argument::I32(prepared.arm),
     ];
     let kernels = [Kernel::AttentionPlainF16, Kernel::AttentionPlainBf16, Kernel::AttentionPlainF32];
-    let (kernel, grid) = (stored(cache.layout.dtype).kernel(kernels), [rows, launch.groups, launch.splits]);
+    let (kernel, grid) = (stored(cache.layout.dtype).kernel(kernels), [rows, prepared.groups, prepared.splits]);
     // SAFETY: the caller has checked the step, so positions, slots and block tables lie in the cache; qkv and out have `rows` rows
     // of these heads; states and tickets have room for every row and group of heads where several blocks share a row, and
     // tickets are zeros since they were made, for a launch leaves them so; heads are no larger than the kernel's, as those of a cache.
-    unsafe { cuda.launch(kernel, grid, 128, &arguments, launch.bytes) };
+    unsafe { cuda.launch(kernel, grid, 128, &arguments, prepared.bytes) };
     Ok(())
 }
 
@@ -251,19 +224,19 @@ pub(super) fn rope_attention<D: Device>(
         (q_weight.elements(head_dim), k_weight.elements(head_dim), eps)
     });
     let mut work = cuda.work();
-    let launch = prepare(cuda, &mut work, call, out)?;
+    let prepared = prepare(cuda, &mut work, call, out)?;
     let arguments = [
         qkv.rows(rows),
         turn.angles.rows(rows),
         q_weight,
         k_weight,
         cache.layer(params.layer),
-        launch.tables.positions,
-        launch.tables.table_starts,
-        launch.tables.block_tables,
-        Argument::Pointer(launch.ranges),
-        Argument::Pointer(launch.states),
-        Argument::Pointer(launch.tickets),
+        prepared.tables.positions,
+        prepared.tables.table_starts,
+        prepared.tables.block_tables,
+        prepared.references,
+        Argument::Pointer(prepared.states),
+        Argument::Pointer(prepared.tickets),
         cache.count(params.layer),
         out.rows(rows),
         int(num_heads),
@@ -272,13 +245,13 @@ pub(super) fn rope_attention<D: Device>(
         int(turn.rope.rotary_dim),
         kind_of(turn.rope),
         Argument::F32(eps),
-        Argument::F32(launch.log2_scale),
-        Argument::I32(launch.arm),
+        Argument::F32(prepared.log2_scale),
+        Argument::I32(prepared.arm),
     ];
     let kernels = [Kernel::AttentionDecodeF16, Kernel::AttentionDecodeBf16, Kernel::AttentionDecodeF32];
-    let (kernel, grid) = (stored(cache.layout.dtype).kernel(kernels), [rows, launch.groups, launch.splits]);
+    let (kernel, grid) = (stored(cache.layout.dtype).kernel(kernels), [rows, prepared.groups, prepared.splits]);
     // SAFETY: as in `attention`; the caller has made sure that no two rows are of one sequence; norms, if there are any, have a weight
     // per element of a head, and angles a row of `rotary_dim` for each row.
-    unsafe { cuda.launch(kernel, grid, 128, &arguments, launch.bytes) };
+    unsafe { cuda.launch(kernel, grid, 128, &arguments, prepared.bytes) };
     Ok(())
 }

@@ -6,6 +6,7 @@
 
 mod attention;
 mod buffer;
+mod constants;
 mod fused;
 mod graphs;
 mod kv_cache;
@@ -25,6 +26,7 @@ use crate::{
 };
 use attention::{AttentionWork, Call};
 use buffer::{grow, to_error, zeros};
+use constants::Constants;
 use graphs::{Checks, Graphs, Kind, Plan, Recorded, WorkAddresses};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -50,18 +52,17 @@ struct Work<D: Device> {
     tables: DeviceTables<D>,
     /// Token ids, rows or positions that an operation is told.
     integers: Memory<D, i32>,
-    inv_freq: Memory<D, f64>,
-    /// What lies there.
-    inv_freq_values: Vec<f64>,
     attention: AttentionWork<D>,
+    /// Frequencies of the pairs that turn.
+    frequencies: Constants<D, f64>,
+    /// `[KV heads][phi, below, above]` of the layers whose softmax has references.
+    softmax_references: Constants<D, f32>,
     /// While launches are recorded, what was asserted of the step: then nothing may be uploaded, for a replay would not.
     recording: Option<Checks>,
 }
 
 /// Integers that an operation is told without taking more memory.
 const INTEGERS: usize = 1 << 12;
-/// Most pairs of a head that turn: half of the largest head.
-const MAX_PAIRS: usize = 128;
 
 fn done(outcome: Result<(), DeviceError>) {
     if let Err(error) = outcome {
@@ -91,9 +92,9 @@ impl<D: Device> Cuda<D> {
         let work = Work {
             tables: DeviceTables::new(&device)?,
             integers: zeros(&device, "integers of a step", INTEGERS)?,
-            inv_freq: zeros(&device, "angles of a position", MAX_PAIRS)?,
-            inv_freq_values: Vec::new(),
             attention: AttentionWork::new(&device)?,
+            frequencies: Constants::default(),
+            softmax_references: Constants::default(),
             recording: None,
         };
         Ok(Cuda { device, work: Arc::new(Mutex::new(work)), graphs: Arc::default() })
@@ -135,7 +136,17 @@ impl<D: Device> Work<D> {
     /// Where all memory is that launches of a step are told of, but for what the caller of an operation owns.
     fn addresses(&self) -> WorkAddresses {
         let [states, tickets] = self.attention.addresses();
-        [self.tables.address(), self.integers.address(), self.inv_freq.address(), states, tickets]
+        [self.tables.address(), self.integers.address(), states, tickets]
+    }
+
+    /// Frequencies on the device.
+    fn frequencies(&mut self, device: &Arc<D>, values: &[f64]) -> Result<Argument, DeviceError> {
+        self.frequencies.of(device, "frequencies of a rotation", values, self.recording.is_some())
+    }
+
+    /// Softmax references of a layer on the device.
+    fn softmax_references(&mut self, device: &Arc<D>, values: &[f32]) -> Result<Argument, DeviceError> {
+        self.softmax_references.of(device, "softmax references", values, self.recording.is_some())
     }
 
     /// Integers on the device, until it is told others.
@@ -363,18 +374,13 @@ impl<D: Device> Backend for Cuda<D> {
         }
         let rows = positions.len();
         let mut work = self.work();
-        if work.inv_freq_values != rope.inv_freq {
-            assert!(work.recording.is_none(), "a recorded step turns as the one before did");
-            done(work.inv_freq.write(0, &rope.inv_freq));
-            work.inv_freq_values.clone_from(&rope.inv_freq);
-        }
+        let inv_freq = work.frequencies(&self.device, &rope.inv_freq).unwrap_or_else(|error| panic!("{error}"));
         let positions = match work.tables.positions(positions) {
             Some(positions) => positions,
             None => work.integers(&self.device, positions).unwrap_or_else(|error| panic!("{error}")),
         };
-        let inv_freq = Argument::Pointer(work.inv_freq.address());
         let arguments = [positions, inv_freq, out.rows(rows), int(rope.rotary_dim), Argument::F32(rope.magnitude)];
-        // SAFETY: positions and frequencies were just uploaded; `out` has a row of `rotary_dim` for each position.
+        // SAFETY: positions were just uploaded, a frequency for each pair lies where it was; `out` has a row of `rotary_dim` for each position.
         unsafe { self.launch(Kernel::RopeAngles, [rows, 1, 1], 128, &arguments, rows * rope.rotary_dim * FLOAT) };
     }
 
