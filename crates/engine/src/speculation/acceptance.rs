@@ -1,12 +1,13 @@
 //! How often guesses are right, by how sure they are.
 
 /// Matches of a lookup at least so long are counted together, and so are drafted tokens at least so probable.
-const MATCHES: [usize; 4] = [2, 3, 5, 9];
+const MATCHES: [usize; 5] = [1, 2, 3, 5, 16];
 const PROBABILITIES: [f64; 4] = [0.0, 0.4, 0.7, 0.9];
 const NUM_CLASSES: usize = MATCHES.len() + PROBABILITIES.len();
-/// What is believed of a class before anything was seen, and of how many guesses' weight that belief is.
-const PRIOR: [f64; NUM_CLASSES] = [0.3, 0.5, 0.7, 0.9, 0.3, 0.5, 0.7, 0.9];
-const PRIOR_WEIGHT: f64 = 4.0;
+/// What is believed of a class before anything was seen, and of how many guesses' weight that belief is. Of matches it is
+/// what was counted over quoting, edited code and free text, 3,100 guesses of a model of 135M, which agree on it.
+const PRIOR: [f64; NUM_CLASSES] = [0.28, 0.58, 0.78, 0.88, 0.97, 0.3, 0.5, 0.7, 0.9];
+const PRIOR_WEIGHT: f64 = 8.0;
 /// What is believed of drafted tokens as a whole.
 const DRAFTED_PRIOR: f64 = 0.7;
 /// What is left of old evidence after each guess, so that the last 50 or so count.
@@ -150,14 +151,14 @@ mod tests {
         }
         assert!(acceptance.chances(&guess(4, &[1]))[0] > 0.95);
         assert!(acceptance.chances(&guess(32, &[1]))[0] < 0.05);
-        assert_eq!(acceptance.chances(&guess(2, &[1])), [0.3], "nothing was seen of that length");
+        assert_eq!(acceptance.chances(&guess(1, &[1])), [PRIOR[0]], "nothing was seen of that length");
     }
 
     #[test]
     fn nothing_is_learnt_behind_a_wrong_guess() {
         let mut acceptance = Acceptance::default();
         acceptance.learn(&guess(2, &[1, 2]), &[9, 2]);
-        assert_eq!(acceptance.classes[1].tried, PRIOR_WEIGHT);
+        assert_eq!(acceptance.classes[2].tried, PRIOR_WEIGHT);
     }
 
     #[test]
@@ -167,7 +168,7 @@ mod tests {
         (0..100).for_each(|_| experience.learn(&drafted, &[2]));
         let new = Acceptance::after(&experience);
         assert!(new.drafted() < 0.1 && new.chances(&drafted)[0] < 0.1);
-        assert_eq!(new.chances(&guess(9, &[1])), [0.9], "matches are a matter of each text");
+        assert_eq!(new.chances(&guess(16, &[1])), [PRIOR[4]], "matches are a matter of each text");
         let mut new = new;
         (0..20).for_each(|_| new.learn(&drafted, &[1]));
         assert!(new.drafted() > 0.7, "and it finds out for itself");

@@ -3,20 +3,23 @@
 use super::acceptance::{Class, Guess};
 use std::collections::HashMap;
 
-/// Tokens that have to agree before anything is guessed.
-const SHORTEST_MATCH: usize = 2;
 /// Beyond this a longer match says nothing more.
 const LONGEST_MATCH: usize = 32;
 /// Earlier places that are compared, latest first.
 const MAX_PLACES: usize = 16;
 
-/// An index of a sequence's own tokens, which it does not keep: for every pair of neighbours, the places where it ends.
+/// An index of a sequence's own tokens, which it does not keep: for every pair of neighbours, the places where it ends, and
+/// for every token the last one.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Lookup {
     /// The last place where a pair ends.
-    latest: HashMap<[u32; SHORTEST_MATCH], usize>,
+    latest_pair: HashMap<[u32; 2], usize>,
     /// The place before that where the pair ending here ends; `usize::MAX` when there is none.
     earlier: Vec<usize>,
+    /// The last place of a token.
+    latest_single: HashMap<u32, usize>,
+    /// The place before that of the last token.
+    single: Option<usize>,
 }
 
 impl Lookup {
@@ -31,13 +34,15 @@ impl Lookup {
     pub(crate) fn note_last(&mut self, tokens: &[u32]) {
         let place = self.earlier.len();
         debug_assert_eq!(place + 1, tokens.len(), "tokens are indexed one by one");
-        let earlier = tokens.last_chunk().and_then(|&pair| self.latest.insert(pair, place));
+        let earlier = tokens.last_chunk().and_then(|&pair| self.latest_pair.insert(pair, place));
         self.earlier.push(earlier.unwrap_or(usize::MAX));
+        self.single = tokens.last().and_then(|&token| self.latest_single.insert(token, place));
     }
 
-    /// At most `max_len` tokens that followed the longest earlier match of the last of `tokens`, the latest among equals.
+    /// At most `max_len` tokens that followed the longest earlier match of the last of `tokens`, the latest among equals. A
+    /// single token is a match where no pair is.
     pub(crate) fn guess(&self, tokens: &[u32], max_len: usize) -> Guess {
-        let mut best: Option<(usize, usize)> = None;
+        let mut best = self.single.map(|place| (match_len(tokens, place), place));
         let mut place = self.earlier.last().copied().unwrap_or(usize::MAX);
         for _ in 0..MAX_PLACES {
             if place == usize::MAX {
@@ -86,7 +91,12 @@ mod tests {
         check(&[], 0, &[]);
         check(&[1], 0, &[]);
         check(&[1, 2, 3, 4], 0, &[]);
-        check(&[1, 9, 9, 2, 1], 0, &[]);
+    }
+
+    #[test]
+    fn a_single_token_is_a_match_where_no_pair_is() {
+        check(&[1, 9, 9, 2, 1], 1, &[9, 9, 2]);
+        check(&[1, 8, 1, 7, 2, 1], 1, &[7, 2, 1]);
     }
 
     #[test]
