@@ -20,8 +20,7 @@
 // The place of a key is that of its position in block_tables, as slots would say; rows of nobody (position -1) store nothing. qkv is
 // left as it is.
 #include "attention_plain.cuh"
-#include "rms.cuh"
-#include "rope.cuh"
+#include "unturned.cuh"
 
 using namespace attention;
 
@@ -38,36 +37,7 @@ template <class T> struct alignas(16) NewestMemory {
 template <class T> struct Raw {
   static constexpr bool WITH_NEWEST = true;
 
-  rope::Rotation rotation;
-  const float *q_weight, *k_weight;
-  float eps;
-
-  // Asks for what no kernel writes.
-  __device__ __forceinline__ void prefetch(int head_dim) const {
-    constexpr int FLOATS = 32;  // of a line of the cache
-    const int at = threadIdx.x % 32 * FLOATS, warp = threadIdx.x / 32;
-    if (warp < 2 && q_weight && at < head_dim) ptx::prefetch((warp == 0 ? q_weight : k_weight) + at);
-  }
-
-  // Copies a head, normed if there is a weight; the whole warp calls it.
-  __device__ __forceinline__ void copy_head(const float* from, const float* weight, int head_dim, float* to) const {
-    const int lane = threadIdx.x % 32;
-    const float scale = weight ? rms::scale_of_head(from, head_dim, eps) : 1.0f;
-    for (int d = lane; d < head_dim; d += 32) to[d] = weight ? from[d] * scale * weight[d] : from[d];
-    __syncwarp();
-  }
-
-  // A query, turned and in log2 units.
-  __device__ __forceinline__ void bring_query(const float* from, int head_dim, float log2_scale, float* to) const {
-    copy_head(from, q_weight, head_dim, to);
-    const int lane = threadIdx.x % 32;
-    for (int pair = lane; pair < rotation.rotary_dim / 2; pair += 32) {
-      const float2 turned = rotation.turned(to, pair);
-      to[rotation.first(pair)] = turned.x * log2_scale;
-      to[rotation.second(pair)] = turned.y * log2_scale;
-    }
-    for (int d = rotation.rotary_dim + lane; d < head_dim; d += 32) to[d] *= log2_scale;
-  }
+  rope::Unturned unturned;
 
   __device__ __forceinline__ void bring(const Arguments& given, Call<T>& call, Shared& shared, int first_head) const {
     SHARED(NewestMemory<T>, memory, 1);
@@ -79,12 +49,12 @@ template <class T> struct Raw {
       if (head >= call.heads || d >= head_dim) shared.q[head][d] = 0.0f;
     }
     for (int head = warp; head < call.heads; head += WARPS)
-      bring_query(heads.of(given.qkv, blockIdx.x, first_head + head), head_dim, given.log2_scale, shared.q[head]);
+      unturned.bring_query(heads.of(given.qkv, blockIdx.x, first_head + head), head_dim, given.log2_scale, shared.q[head]);
 
     // The last warp has the fewest queries.
     if (warp == WARPS - 1) {
-      copy_head(heads.of(given.qkv, blockIdx.x, heads.num_heads + kv_head), k_weight, head_dim, newest.turning);
-      const float length = rope::store_key(rotation, newest.turning, newest.key, head_dim);
+      const float* const key = heads.of(given.qkv, blockIdx.x, heads.num_heads + kv_head);
+      const float length = unturned.bring_key(key, head_dim, newest.turning, newest.key);
       if (threadIdx.x % 32 == 0) newest.length = length;
     }
     const float* const value = heads.of(given.qkv, blockIdx.x, heads.num_heads + heads.num_kv_heads + kv_head);
@@ -126,8 +96,8 @@ constexpr int RESIDENT = 1;
                               float log2_scale, int arm) {                                                                  \
     const rope::Rotation rotation{angles + size_t(blockIdx.x) * rotary_dim, rotary_dim, kind};                              \
     const Heads heads{num_heads, num_kv_heads, head_dim};                                                                   \
-    const Raw<T> source{rotation, q_weight, k_weight, eps};                                                                 \
-    source.prefetch(head_dim);                                                                                              \
+    const Raw<T> source{{rotation, q_weight, k_weight, eps}};                                                               \
+    source.unturned.prefetch(head_dim);                                                                                     \
     ptx::let_next_start();                                                                                                  \
     ptx::wait_for_previous();                                                                                               \
     attend<T>(Arguments{qkv, layer, positions, table_starts, block_tables, ranges, states, tickets, recomputed, out, heads, \

@@ -9,6 +9,7 @@
 // | positions    | [rows]    | position in its sequence; the row sees keys 0 to position. -1: nobody's row            |
 // | slots        | [rows]    | block id * 64 + position % 64: where its key and value go. -1: nowhere                 |
 // | table_starts | [rows]    | index into block_tables of the first block of its sequence                             |
+// | spans        | [rows][2] | first row, and number of rows, of the row's sequence in this step. Number 0: nobody's row |
 // | block_tables | [entries] | block ids, all sequences one after the other; entry j of one holds positions 64 j ...  |
 // | picked       | [n]       | rows that are gathered: those that need logits. -1: none                               |
 //

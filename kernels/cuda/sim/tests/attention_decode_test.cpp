@@ -1,5 +1,5 @@
-// attention_decode.cu, bit for bit against the kernels that it joins: qk_norm, rope_kv_store and attention_plain; outputs, the whole
-// cache, and how many heads were computed again.
+// attention_decode.cu, and attention_mma.cu with rows as the product left them, bit for bit against the kernels that they join:
+// qk_norm, rope_kv_store, and attention_plain or attention_mma; outputs, the whole cache, and how many heads were computed again.
 #include "cache.h"
 
 using namespace check;
@@ -75,6 +75,9 @@ template <class T> struct Decoding {
   }
 };
 
+// Which kernels attend.
+enum class On { PLAIN, TENSOR_CORES };
+
 struct Answer {
   Row out;
   std::vector<char> cache;
@@ -82,7 +85,7 @@ struct Answer {
 };
 
 // By the kernels that are joined, or by the one; `sharing` blocks of threads for each row and part of the heads.
-template <class T>
+template <class T, On ON>
 Answer attend(const Decoding<T>& decoding, bool joined, bool normed, const Arm& arm, const sim::Schedule& schedule,
               unsigned sharing) {
   const Layout layout = decoding.layout;
@@ -91,13 +94,30 @@ Answer attend(const Decoding<T>& decoding, bool joined, bool normed, const Arm& 
   Cache<T> cache(decoding.cache);
   Row qkv(decoding.qkv), ranges;
   for (int kv_head = 0; kv_head < layout.num_kv_heads; kv_head++) ranges.insert(ranges.end(), {arm.phi, arm.below, arm.above});
-  Row states(sharing == 1 ? 0 : size_t(rows) * parts * 32 * 8 * (layout.head_dim + 2), NOT_A_NUMBER);
+  Row states(sharing == 1 ? 0 : size_t(rows) * (parts * 8 + layout.num_heads) * 32 * (layout.head_dim + 2), NOT_A_NUMBER);
   std::vector<unsigned> tickets(sharing == 1 ? 0 : rows * parts, 0);
   void* const layer = cache.bytes.data();
   Answer answer;
   answer.out.assign(size_t(rows) * layout.q_width(), NOT_A_NUMBER);
   const std::string type = type_name<T>();
-  if (joined) {
+  const auto on_tensor_cores = [&] {
+    const unsigned vectors = divided_up(layout.num_heads / layout.num_kv_heads, 16) * 16;
+    const unsigned threads = vectors * (layout.head_dim > 128 ? 4 : 2), width = std::min(layout.head_dim, 128);
+    const unsigned stages = layout.head_dim > 128 ? 2 : 4;
+    const size_t shared = 128 + 2 * (layout.head_dim + 8) * (64 * stages + vectors) + 24 * vectors + 16 * (1 + width / 8) * threads;
+    std::vector<int> spans;
+    for (int row = 0; row < rows; row++) spans.insert(spans.end(), {row, step.positions[row] < 0 ? 0 : 1});
+    launch(("attention_mma_" + type + "_" + std::to_string(layout.head_dim)).c_str(),
+           {dim3(rows, layout.num_kv_heads, sharing), threads, shared}, schedule, static_cast<const float*>(qkv.data()),
+           joined ? decoding.angles.data() : nullptr, normed ? decoding.q_weight.data() : nullptr,
+           normed ? decoding.k_weight.data() : nullptr, layer, spans.data(), step.positions.data(), step.table_starts.data(),
+           step.block_tables.data(), ranges.data(), states.data(), tickets.data(), &answer.recomputed, answer.out.data(),
+           layout.num_heads, layout.num_kv_heads, 1, layout.rotary_dim, layout.kind, EPS, layout.log2_scale(), arm.arm);
+  };
+  if (joined && ON == On::TENSOR_CORES) {
+    on_tensor_cores();
+    CHECK(same_bits(qkv, decoding.qkv), "rows are left as they were");
+  } else if (joined) {
     launch(("attention_decode_" + type).c_str(), {dim3(rows, parts, sharing), 128}, schedule,
            static_cast<const float*>(qkv.data()), decoding.angles.data(), normed ? decoding.q_weight.data() : nullptr,
            normed ? decoding.k_weight.data() : nullptr, layer, step.positions.data(), step.table_starts.data(),
@@ -111,19 +131,23 @@ Answer attend(const Decoding<T>& decoding, bool joined, bool normed, const Arm& 
              decoding.q_weight.data(), decoding.k_weight.data(), layout.num_heads, layout.num_kv_heads, layout.head_dim, EPS);
     launch(("rope_kv_store_" + type).c_str(), {dim3(rows, layout.num_kv_heads), 128}, schedule, qkv.data(), decoding.angles.data(),
            step.slots.data(), layer, rows, layout.num_heads, layout.num_kv_heads, layout.head_dim, layout.rotary_dim, layout.kind);
-    launch(("attention_plain_" + type).c_str(), {dim3(rows, parts, sharing), 128}, schedule, qkv.data(), layer, step.positions.data(),
-           step.table_starts.data(), step.block_tables.data(), ranges.data(), states.data(), tickets.data(), &answer.recomputed,
-           answer.out.data(), layout.num_heads, layout.num_kv_heads, layout.head_dim, layout.log2_scale(), arm.arm);
+    if (ON == On::TENSOR_CORES)
+      on_tensor_cores();
+    else
+      launch(("attention_plain_" + type).c_str(), {dim3(rows, parts, sharing), 128}, schedule, qkv.data(), layer,
+             step.positions.data(), step.table_starts.data(), step.block_tables.data(), ranges.data(), states.data(), tickets.data(),
+             &answer.recomputed, answer.out.data(), layout.num_heads, layout.num_kv_heads, layout.head_dim, layout.log2_scale(),
+             arm.arm);
   }
   for (unsigned left : tickets) CHECK(left == 0, "tickets are ready for the next launch");
   answer.cache = cache.bytes;
   return answer;
 }
 
-template <class T> unsigned compare_both(const Decoding<T>& decoding, bool normed, const Arm& arm, const sim::Schedule& schedule,
-                                         unsigned sharing) {
-  const Answer apart = attend(decoding, false, normed, arm, {}, sharing);
-  const Answer together = attend(decoding, true, normed, arm, schedule, sharing);
+template <class T, On ON = On::PLAIN>
+unsigned compare_both(const Decoding<T>& decoding, bool normed, const Arm& arm, const sim::Schedule& schedule, unsigned sharing) {
+  const Answer apart = attend<T, ON>(decoding, false, normed, arm, {}, sharing);
+  const Answer together = attend<T, ON>(decoding, true, normed, arm, schedule, sharing);
   const std::string what = decoding.layout.name() + ", " + type_name<T>() + ", arm " + std::to_string(arm.arm) +
                            (normed ? ", norm" : "") + ", shared by " + std::to_string(sharing) + " under " + schedule.name();
   CHECK(same_bits(together.out, apart.out), what);
@@ -157,6 +181,26 @@ TEST(all_layouts_have_the_bits_of_the_kernels_that_are_joined_in_bf16) { all_lay
 TEST(all_layouts_have_the_bits_of_the_kernels_that_are_joined_in_f16) { all_layouts<__half>(); }
 TEST(all_layouts_have_the_bits_of_the_kernels_that_are_joined_in_f32) { all_layouts<float>(); }
 
+template <class T> void all_layouts_on_tensor_cores() {
+  Random random(6);
+  const Layout layouts[] = {{3, 1, 64, 64, HALF_SPLIT}, {6, 2, 96, 40, ADJACENT_PAIRS}, {17, 1, 128, 128, HALF_SPLIT},
+                            {1, 1, 64, 0, HALF_SPLIT},  {4, 2, 256, 64, ADJACENT_PAIRS}, {40, 1, 64, 64, ADJACENT_PAIRS}};
+  unsigned number = 0, recomputed = 0;
+  for (const Layout& layout : layouts) {
+    if (quick && number > 15) break;
+    const Decoding<T> decoding(random, layout, {65, 1, 2, 64, 200}, number % 2 == 0);
+    for (const Arm& arm : ARMS) {
+      const unsigned sharing[] = {1, 2, 32, 3};
+      recomputed += compare_both<T, On::TENSOR_CORES>(decoding, number % 2, arm, sim::Schedule::numbered(number % 8), sharing[number % 4]);
+      number++;
+    }
+  }
+  CHECK((recomputed > 0) == (sizeof(T) == 2 && rounded<T>(1.0f + 1.0f / 256) == 1.0f), "some of bf16 are computed again");
+}
+
+TEST(tensor_cores_too_have_the_bits_of_the_kernels_that_are_joined_in_bf16) { all_layouts_on_tensor_cores<__nv_bfloat16>(); }
+TEST(tensor_cores_too_have_the_bits_of_the_kernels_that_are_joined_in_f16) { all_layouts_on_tensor_cores<__half>(); }
+
 TEST(contexts_around_the_borders_of_splits_have_them_too) {
   Random random(2);
   const std::vector<int> lens = quick ? std::vector<int>{2049} : std::vector<int>{127, 128, 129, 1000, 2048, 2049, 2112, 4097};
@@ -182,7 +226,8 @@ TEST(a_key_that_is_not_a_number_bounds_nothing) {
   Random random(4);
   Decoding<__half> decoding(random, {2, 1, 32, 32, HALF_SPLIT}, {70, 65});
   for (int d = 0; d < 32; d++) decoding.qkv[2 * 32 + d] = d % 2 ? INF : NOT_A_NUMBER;
-  const Answer apart = attend(decoding, false, false, {BOUNDED}, {}, 2), together = attend(decoding, true, false, {BOUNDED}, {}, 2);
+  const Answer apart = attend<__half, On::PLAIN>(decoding, false, false, {BOUNDED}, {}, 2);
+  const Answer together = attend<__half, On::PLAIN>(decoding, true, false, {BOUNDED}, {}, 2);
   Cache<__half> cache(decoding.cache), expected(decoding.cache);
   cache.bytes = together.cache;
   expected.bytes = apart.cache;

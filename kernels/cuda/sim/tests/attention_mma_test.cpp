@@ -26,22 +26,17 @@ struct Answer {
 // Threads that have 16 vectors.
 unsigned least_threads(const Layout& layout) { return layout.head_dim > 128 ? 64 : 32; }
 
-// First row and rows of each tile: those of each span in tiles of as many rows as a block has vectors for, and nobody's.
-std::vector<int> tiles_of(const Layout& layout, const std::vector<Span>& spans, const Form& form) {
-  const int vectors = form.threads / least_threads(layout) * 16;
-  const int most = std::min(form.rows, vectors / std::min(layout.group(), vectors));
-  std::vector<int> tiles;
+// Of each row, the first row and the number of rows of its span.
+std::vector<int> rows_of_spans(const std::vector<Span>& spans) {
+  std::vector<int> table;
   int first = 0;
   for (const Span& span : spans) {
     const int rows = span.end - span.begin;
-    for (int row = 0; row < rows; row += most) {
-      tiles.push_back(first + row);
-      tiles.push_back(std::min(most, rows - row));
-    }
+    for (int row = 0; row < rows; row++) table.insert(table.end(), {first, rows});
     first += rows;
   }
-  tiles.insert(tiles.end(), {0, 0, first, 1});  // nobody's tile, and the tile of nobody's row
-  return tiles;
+  table.insert(table.end(), {first, 0});  // nobody's row
+  return table;
 }
 
 template <class T>
@@ -49,22 +44,25 @@ Answer attend(Sequences<T>& sequences, const std::vector<Span>& spans, const Arm
   const Layout layout = sequences.layout;
   form.threads = std::max(form.threads, least_threads(layout));
   const auto [step, qkv] = step_of(sequences, spans);
-  const std::vector<int> tiles = tiles_of(layout, spans, form);
-  const int rows = step.rows(), num_tiles = int(tiles.size()) / 2, vectors = form.threads / least_threads(layout) * 16;
+  const std::vector<int> table = rows_of_spans(spans);
+  const int rows = step.rows(), vectors = form.threads / least_threads(layout) * 16;
+  const int tile_rows = std::min(form.rows, vectors / std::min(layout.group(), vectors));
   const int parts = layout.num_kv_heads * divided_up(layout.group(), std::min(layout.group(), vectors));
   const int stages = layout.head_dim > 128 ? 2 : 4;
-  const size_t shared = 128 + 2 * (layout.head_dim + 8) * (64 * stages + vectors) + 24 * vectors;
+  const int sums = 16 * (1 + std::min(layout.head_dim, 128) / 8) * form.threads;
+  const size_t shared = 128 + 2 * (layout.head_dim + 8) * (64 * stages + vectors) + 24 * vectors + sums;
   Row ranges;
   for (int kv_head = 0; kv_head < layout.num_kv_heads; kv_head++) ranges.insert(ranges.end(), {arm.phi, arm.below, arm.above});
-  std::vector<unsigned> tickets(form.sharing == 1 ? 0 : num_tiles * parts, 0);
+  std::vector<unsigned> tickets(form.sharing == 1 ? 0 : rows * parts, 0);
   Row states(form.sharing == 1 ? 0 : size_t(rows) * layout.num_heads * 32 * (layout.head_dim + 2), NOT_A_NUMBER);
   Answer answer;
   answer.out.assign(size_t(rows) * layout.q_width(), NOT_A_NUMBER);
   const std::string kernel = std::string("attention_mma_") + type_name<T>() + "_" + std::to_string(layout.head_dim);
-  launch(kernel.c_str(), {dim3(num_tiles, parts, form.sharing), form.threads, shared}, schedule, qkv.data(),
-         static_cast<void*>(sequences.cache.bytes.data()), tiles.data(), step.positions.data(), step.table_starts.data(),
+  const float* const none = nullptr;
+  launch(kernel.c_str(), {dim3(rows, parts, form.sharing), form.threads, shared}, schedule, qkv.data(), none, none, none,
+         static_cast<void*>(sequences.cache.bytes.data()), table.data(), step.positions.data(), step.table_starts.data(),
          step.block_tables.data(), ranges.data(), states.data(), tickets.data(), &answer.recomputed, answer.out.data(),
-         layout.num_heads, layout.num_kv_heads, layout.scale() * LOG2_E, arm.arm);
+         layout.num_heads, layout.num_kv_heads, tile_rows, 0, 0, 0.0f, layout.scale() * LOG2_E, arm.arm);
   for (unsigned left : tickets) CHECK(left == 0, "tickets are ready for the next launch");
   for (size_t i = size_t(rows - 1) * layout.q_width(); i < answer.out.size(); i++)
     CHECK(std::isnan(answer.out[i]), "nobody's row is left alone");

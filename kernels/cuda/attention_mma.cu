@@ -1,12 +1,12 @@
-// In the making: it computes what it should on the simulator, and its larger heads spill registers, so nvcc is not given it yet.
-//
 // Causal attention over the paged cache on tensor cores, one kernel for decoding and for prompts: out = softmax(scale q k^T) v per
-// query head, for heads of 64, 96, 128 and 256 elements and caches of bf16 and f16.
+// query head, for heads of 64, 96, 128 and 256 elements and caches of bf16 and f16. Rows come with their heads turned and their
+// keys and values stored (rope_kv_store); or, where each is the only one of its sequence, as the product left them, and are
+// normed, turned and stored here, to the same bits.
 //
-// Grid (tiles, num_kv_heads * parts, any), blocks of 32 to 128 threads in whole warps. A tile is some consecutive rows of one
-// sequence; its query vectors, numbered row by row and in a row by query head of the KV head, are the rows of A, 16 for each warp
+// Grid (rows, num_kv_heads * parts, any), blocks of 32 to 128 threads in whole warps. A tile is up to tile_rows consecutive rows of
+// one sequence, those of block x from row x on; where a tile does not begin, block x has nothing to do. Its query vectors, numbered row by row and in a row by query head of the KV head, are the rows of A, 16 for each warp
 // (for each two warps with heads of 256 elements: each has half of the columns of o). A block has V = 16 blockDim.x / 32 vectors
-// (half as many), so a tile has at most V / min(group, V) rows, and a group of more than V heads has parts = ceil(group / V). Block z
+// (half as many), so tile_rows is at most V / min(group, V), and a group of more than V heads has parts = ceil(group / V). Block z
 // has the splits z, z + gridDim.z, ... of the tile's keys; the block that takes the last ticket merges them in index order.
 //
 // Operands of mma.m16n8k16: S = Q K^T with q rounded to the cache's type and keys as columns. Scores are scaled after the sum, in
@@ -31,10 +31,14 @@
 // others: that bounds prompts, at about a third of what the tensor cores do. In decoding one warp of 16 vectors takes some 1.2 us for
 // 32 KB, three of them on an SM ask for 10 TB/s: DRAM bounds long contexts, latency short ones. Computed, not measured.
 //
-// Launch contract: dynamic shared memory of shared_bytes(DIM, V), no dependent launch; tables and cache as in step.cuh. tiles int32
-// [gridDim.x][2] = first row, number of rows (0: nobody's tile), made by the host with the step's tables: decoding rows are tiles of
-// one row each, a span of a prompt is cut into tiles of V / min(group, V) rows from its first row on. tickets are zero before and after.
-#include "../attention.cuh"
+// Rows as the product left them: every block turns its queries and the row's key. The one that has the last split writes key and
+// value into the cache before it reads them there; the others ask for no key of that block of the cache, and for its lengths no
+// further than the place before. Before it waits for the kernel before it a block reads weights alone.
+//
+// Launch contract: dynamic shared memory of shared_bytes(DIM, V), with or without programmatic stream serialization; tables and cache
+// as in step.cuh. tickets are zero before and after. With angles no two rows are of one sequence, and parts is 1.
+#include "attention.cuh"
+#include "unturned.cuh"
 
 using namespace attention;
 
@@ -87,6 +91,7 @@ template <class T> struct alignas(16) Call {
   int num_heads, first_row, first_head;
   int vectors, heads_of_row;  // those that there are
   float below, above;         // how far from a fixed reference scores may lie
+  float newest_length;        // of the key that this launch stores
   unsigned ticket;
 
   __device__ __forceinline__ int row(int vector) const { return first_row + vector / heads_of_row; }
@@ -96,36 +101,6 @@ template <class T> struct alignas(16) Call {
   }
   __device__ __forceinline__ int context(int vector) const { return vector < vectors ? positions[row(vector)] + 1 : 0; }
 };
-
-// Shared memory: the call, STAGES pieces of 64 rows, the block's V queries, and of each a Vector and two numbers:
-// shared_bytes(DIM, V) = 128 + 2 (DIM + 8) (64 STAGES + V) + 24 V.
-template <class T, int DIM> struct Shared {
-  static constexpr int CALL_BYTES = 128;
-  static_assert(sizeof(Call<T>) <= CALL_BYTES, "the call has its place");
-  Call<T>* call;
-  T *ring, *q;
-  Vector* vectors;
-  unsigned *pending, *odd;  // whether an answer is to come; what is wrong with sums
-
-  __device__ __forceinline__ Shared(unsigned char* memory, int num_vectors) {
-    call = reinterpret_cast<Call<T>*>(memory);
-    ring = reinterpret_cast<T*>(memory + CALL_BYTES);
-    q = ring + Shape<DIM>::STAGES * BLOCK_SIZE * Shape<DIM>::STRIDE;
-    vectors = reinterpret_cast<Vector*>(q + num_vectors * Shape<DIM>::STRIDE);
-    pending = reinterpret_cast<unsigned*>(vectors + num_vectors);
-    odd = pending + num_vectors;
-  }
-  __device__ __forceinline__ T* piece(int number) const {
-    return ring + number % Shape<DIM>::STAGES * BLOCK_SIZE * Shape<DIM>::STRIDE;
-  }
-  // The first of the two vectors whose sums a lane has columns of, rows lane / 4 and lane / 4 + 8 of its warp's 16.
-  __device__ __forceinline__ int vector() const {
-    return threadIdx.x / 32 / Shape<DIM>::SHARES * ROWS + threadIdx.x % 32 / 4;
-  }
-};
-
-// What is wrong with the sums of a vector: l does not hold its softmax under a fixed reference; or, above all, they are not finite.
-constexpr unsigned UNFIT = 1, NOT_FINITE = 2;
 
 // How far a walk over the keys has come: state and sums of values of a lane's two vectors over some keys. Of o[n], 0 and 1 are of
 // the first vector, 2 and 3 of the second, for columns 8 n + 2 (lane % 4) and the next; l[0] and l[2] are the sums of weights.
@@ -147,17 +122,84 @@ template <int DIM> struct Sums {
     }
   }
   __device__ __forceinline__ softmax::State state(int i) const { return {m[i], l[2 * i]}; }
-  // Takes in the keys of another.
-  __device__ __forceinline__ void merge(int i, const Sums& other) {
-    const Merging merging(state(i), other.state(i));
-    m[i] = merging.state.m;
-    l[2 * i] = merging.state.l;
+};
+
+// Sums of the splits before, of a block that has a tile for itself. They lie in shared memory, where only their own thread comes:
+// in registers, larger heads have no room for them beside those of the split under way. Of thread t: states of its two vectors
+// at [t], then two columns and the next two of the first vector, of the second, of the first, ...
+template <int DIM> struct SumsBefore {
+  static constexpr int PLACES = 1 + Shape<DIM>::WIDTH / COLUMNS;
+  float4* at;
+
+  __device__ __forceinline__ float4& place(int i, int n) const { return at[(1 + n + i) * blockDim.x]; }
+
+  __device__ __forceinline__ void clear() const {
+    *at = make_float4(softmax::LOWEST, 0.0f, softmax::LOWEST, 0.0f);
 #pragma unroll
-    for (int n = 0; n < Shape<DIM>::WIDTH / COLUMNS; n++)
+    for (int place = 1; place < PLACES; place++) at[place * blockDim.x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
+  // Takes in the keys of a split.
+  __device__ __forceinline__ void merge(int i, const Sums<DIM>& split) const {
+    float2& state = reinterpret_cast<float2*>(at)[i];
+    const Merging merging({state.x, state.y}, split.state(i));
+    state = make_float2(merging.state.m, merging.state.l);
 #pragma unroll
-      for (int h = 2 * i; h < 2 * i + 2; h++) o[n][h] = merging.sum(o[n][h], other.o[n][h]);
+    for (int n = 0; n < Shape<DIM>::WIDTH / COLUMNS; n += 2) {
+      const float4 o = place(i, n);
+      place(i, n) = make_float4(merging.sum(o.x, split.o[n][2 * i]), merging.sum(o.y, split.o[n][2 * i + 1]),
+                                merging.sum(o.z, split.o[n + 1][2 * i]), merging.sum(o.w, split.o[n + 1][2 * i + 1]));
+    }
+  }
+  __device__ __forceinline__ void read(Sums<DIM>& sums) const {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const float2 state = reinterpret_cast<const float2*>(at)[i];
+      sums.m[i] = state.x;
+      sums.l[2 * i] = state.y;
+#pragma unroll
+      for (int n = 0; n < Shape<DIM>::WIDTH / COLUMNS; n += 2) {
+        const float4 o = place(i, n);
+        sums.o[n][2 * i] = o.x, sums.o[n][2 * i + 1] = o.y, sums.o[n + 1][2 * i] = o.z, sums.o[n + 1][2 * i + 1] = o.w;
+      }
+    }
   }
 };
+
+// Shared memory: the call, STAGES pieces of 64 rows, the block's V queries, of each a Vector and two numbers, and sums of each
+// thread: shared_bytes(DIM, V) = 128 + 2 (DIM + 8) (64 STAGES + V) + 24 V + 16 (1 + WIDTH / 8) threads.
+template <class T, int DIM> struct Shared {
+  static constexpr int CALL_BYTES = 128;
+  static_assert(sizeof(Call<T>) <= CALL_BYTES, "the call has its place");
+  Call<T>* call;
+  T *ring, *q;
+  Vector* vectors;
+  unsigned *pending, *odd;  // whether an answer is to come; what is wrong with sums
+  float4* before;           // of splits
+
+  __device__ __forceinline__ Shared(unsigned char* memory, int num_vectors) {
+    call = reinterpret_cast<Call<T>*>(memory);
+    ring = reinterpret_cast<T*>(memory + CALL_BYTES);
+    q = ring + Shape<DIM>::STAGES * BLOCK_SIZE * Shape<DIM>::STRIDE;
+    vectors = reinterpret_cast<Vector*>(q + num_vectors * Shape<DIM>::STRIDE);
+    pending = reinterpret_cast<unsigned*>(vectors + num_vectors);
+    odd = pending + num_vectors;
+    before = reinterpret_cast<float4*>(odd + num_vectors);
+  }
+  __device__ __forceinline__ T* piece(int number) const {
+    return ring + number % Shape<DIM>::STAGES * BLOCK_SIZE * Shape<DIM>::STRIDE;
+  }
+  // Room for a head, while no piece is loaded; and for one of the cache's type.
+  __device__ __forceinline__ float* room_of_warp() const { return reinterpret_cast<float*>(ring) + threadIdx.x / 32 * DIM; }
+  __device__ __forceinline__ T* room_for_key() const { return ring + BLOCK_SIZE * Shape<DIM>::STRIDE; }
+  __device__ __forceinline__ SumsBefore<DIM> sums_before() const { return {before + threadIdx.x}; }
+  // The first of the two vectors whose sums a lane has columns of, rows lane / 4 and lane / 4 + 8 of its warp's 16.
+  __device__ __forceinline__ int vector() const {
+    return threadIdx.x / 32 / Shape<DIM>::SHARES * ROWS + threadIdx.x % 32 / 4;
+  }
+};
+
+// What is wrong with the sums of a vector: l does not hold its softmax under a fixed reference; or, above all, they are not finite.
+constexpr unsigned UNFIT = 1, NOT_FINITE = 2;
 
 // The first column of o that this lane has.
 template <int DIM> __device__ __forceinline__ int first_column() {
@@ -167,11 +209,17 @@ template <int DIM> __device__ __forceinline__ int first_column() {
 // Queries of the block's vectors in the cache's type; zeros for those that there are not.
 template <class T, int DIM>
 __device__ __forceinline__ void load_queries(const Call<T>& call, const Shared<T, DIM>& shared, const float* qkv, const Heads& heads,
-                                             int vectors, float log2_scale) {
+                                             const rope::Unturned& unturned, int vectors, float log2_scale) {
   const int lane = threadIdx.x % 32;
   for (int vector = threadIdx.x / 32; vector < vectors; vector += blockDim.x / 32) {
     const bool there = vector < call.vectors;
-    const float* const from = heads.of(qkv, there ? call.row(vector) : 0, there ? call.first_head + vector % call.heads_of_row : 0);
+    const float* from = heads.of(qkv, there ? call.row(vector) : 0, there ? call.first_head + vector % call.heads_of_row : 0);
+    if (there && unturned.rotation.angles) {
+      float* const turned = shared.room_of_warp();
+      __syncwarp();
+      unturned.bring_query(from, DIM, 1.0f, turned);
+      from = turned;
+    }
     float q[DIM / 32], largest = 0.0f, squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < DIM / 32; i++) {
@@ -200,9 +248,32 @@ __device__ __forceinline__ void load_queries(const Call<T>& call, const Shared<T
   }
 }
 
+// Turns and rounds the row's key; if this block is to, it puts key and value into the cache. All threads of the block call it.
+template <class T, int DIM>
+__device__ __forceinline__ void bring_newest(Call<T>& call, const Shared<T, DIM>& shared, const float* qkv, const Heads& heads,
+                                             const rope::Unturned& unturned, bool is_to_store) {
+  const int position = call.keys.context - 1, place = position % BLOCK_SIZE, head = heads.num_heads + call.keys.kv_head;
+  const Piece<T> piece = call.keys.piece(position / BLOCK_SIZE);
+  if (threadIdx.x / 32 == blockDim.x / 32 - 1) {
+    T* const to = is_to_store ? piece.keys + place * DIM : shared.room_for_key();
+    __syncwarp();
+    const float length = unturned.bring_key(heads.of(qkv, call.first_row, head), DIM, shared.room_of_warp(), to);
+    if (threadIdx.x % 32 == 0) {
+      // A length that is not a number bounds nothing; it is left out.
+      call.newest_length = softmax::larger(length, place == 0 ? 0.0f : piece.key_lengths[place - 1]);
+      if (is_to_store) piece.key_lengths[place] = call.newest_length;
+    }
+  }
+  if (!is_to_store) return;
+  const float* const value = heads.of(qkv, call.first_row, head + heads.num_kv_heads);
+  for (int d = threadIdx.x; d < DIM; d += blockDim.x) piece.values[place * DIM + d] = elements::from_float<T>(value[d]);
+  __threadfence();  // asynchronous copies read past the first-level cache
+}
+
 // The references of all vectors under a fixed arm; every warp calls it. The same numbers as Keys::longest would give for each row.
 template <class T, int DIM>
-__device__ __forceinline__ void fix_references(const Call<T>& call, const Shared<T, DIM>& shared, int arm, float phi) {
+__device__ __forceinline__ void fix_references(const Call<T>& call, const Shared<T, DIM>& shared, bool is_stored, int arm,
+                                               float phi) {
   const int first = call.positions[call.first_row] / BLOCK_SIZE;  // blocks before it are seen as a whole by all rows
   Keys<T> before = call.keys;
   before.context = first * BLOCK_SIZE;
@@ -211,7 +282,8 @@ __device__ __forceinline__ void fix_references(const Call<T>& call, const Shared
     Vector& vector = shared.vectors[number];
     float longest = longest_before;
     for (int from = first * BLOCK_SIZE; arm == BOUNDED && from < vector.context; from += BLOCK_SIZE)
-      longest = softmax::larger(call.keys.piece(from / BLOCK_SIZE).key_lengths[min(vector.context - from, BLOCK_SIZE) - 1], longest);
+      longest = softmax::larger(is_stored ? call.keys.piece(from / BLOCK_SIZE).key_lengths[min(vector.context - from, BLOCK_SIZE) - 1]
+                                          : call.newest_length, longest);
     vector.reference = arm == BOUNDED ? bounded_reference(vector.reference, longest, DIM) : phi;
   }
 }
@@ -241,8 +313,7 @@ template <class T, int DIM> __device__ __forceinline__ void scores(const T* q, c
 #pragma unroll
     for (int e = 0; e < 4; e++) x[n][e] = 0.0f;
   // More, and the operands of steps to come take the registers of the larger heads' sums.
-  constexpr int STEPS_AT_ONCE = DIM > 64 ? 2 : 4;
-#pragma unroll STEPS_AT_ONCE
+#pragma unroll 2
   for (int d = 0; d < DIM; d += 16) {
     unsigned a[4];
     ptx::ldmatrix_x4(a, q_row + d);
@@ -370,10 +441,9 @@ __device__ __forceinline__ void publish(const Call<T>& call, int vector, int i, 
 }
 
 // Walks over tiles `begin` to `end - 1` of the keys, from the beginning of a split of each row to the end of one or of its context.
-// A split that ends goes into `all`, or is published. All threads of the block call it.
+// A split that ends joins those before it, or is published. All threads of the block call it.
 template <class T, int DIM>
-__device__ __forceinline__ void walk(const Shared<T, DIM>& shared, int begin, int end, bool fixed, bool careful, bool alone,
-                                     Sums<DIM>& all) {
+__device__ __forceinline__ void walk(const Shared<T, DIM>& shared, int begin, int end, bool fixed, bool careful, bool alone) {
   constexpr int STAGES = Shape<DIM>::STAGES;
   const Call<T>& call = *shared.call;
   const Vector* const vectors = shared.vectors + shared.vector();
@@ -415,7 +485,7 @@ __device__ __forceinline__ void walk(const Shared<T, DIM>& shared, int begin, in
       const Vector vector = vectors[8 * i];
       const bool ends = from < vector.context && (to % vector.split_len == 0 || to >= vector.context);
       if (!ends) continue;
-      if (alone) all.merge(i, sums);
+      if (alone) shared.sums_before().merge(i, sums);
       else publish(call, shared.vector() + 8 * i, i, from / vector.split_len, sums);
       sums.clear(i, fixed ? vectors[8 * i].reference : softmax::LOWEST);
     }
@@ -437,9 +507,11 @@ struct Pass {
 
 // Writes the pending answers that are settled; whether one of this thread's is ambiguous.
 template <class T, int DIM>
-__device__ __forceinline__ bool answer(const Shared<T, DIM>& shared, const Pass& pass, const Sums<DIM>& sums, float* out) {
+__device__ __forceinline__ bool answer(const Shared<T, DIM>& shared, const Pass& pass, float* out) {
   const Call<T>& call = *shared.call;
   const int first = shared.vector();
+  Sums<DIM> sums;
+  shared.sums_before().read(sums);
   bool pending[2], ambiguous = false;
 #pragma unroll
   for (int i = 0; i < 2; i++) {
@@ -513,17 +585,19 @@ __device__ __forceinline__ bool answer_published(const Shared<T, DIM>& shared, c
 }
 
 template <class T, int DIM>
-__device__ __forceinline__ void attend(const float* qkv, void* layer, const int* tiles, const int* positions, const int* table_starts,
-                                       const int* block_tables, const float* ranges, float* states, unsigned* tickets,
-                                       unsigned* recomputed, float* out, Heads heads, float log2_scale, int arm) {
+__device__ __forceinline__ void attend(const float* qkv, const rope::Unturned& unturned, void* layer, const int* spans,
+                                       const int* positions, const int* table_starts, const int* block_tables, const float* ranges,
+                                       float* states, unsigned* tickets, unsigned* recomputed, float* out, Heads heads, int tile_rows,
+                                       float log2_scale, int arm) {
   const int max_vectors = blockDim.x / 32 / Shape<DIM>::SHARES * ROWS;
   DYNAMIC_SHARED(unsigned char, memory);
   const Shared<T, DIM> shared(memory, max_vectors);
-  const int first_row = tiles[2 * blockIdx.x], rows = tiles[2 * blockIdx.x + 1];
+  const int first_row = blockIdx.x, before = first_row - spans[2 * first_row], rows = min(tile_rows, spans[2 * first_row + 1] - before);
+  if (before % tile_rows != 0) return;  // within a tile
   const int context = rows > 0 ? positions[first_row + rows - 1] + 1 : 0;
   // The last row's splits, which are whole numbers of those of the others.
   const int len = split_len(context), units = elements::divided_up(context, len), blocks = min(int(gridDim.z), units);
-  if (int(blockIdx.z) >= blocks) return;  // of nobody's tile, all
+  if (int(blockIdx.z) >= blocks) return;  // of nobody's row, all
 
   const int heads_of_part = min(heads.group(), max_vectors), parts = elements::divided_up(heads.group(), heads_of_part);
   const int kv_head = blockIdx.y / parts, first_head = kv_head * heads.group() + blockIdx.y % parts * heads_of_part;
@@ -532,28 +606,28 @@ __device__ __forceinline__ void attend(const float* qkv, void* layer, const int*
     const Keys<T> keys{layer, block_tables + table_starts[first_row], kv_head, heads.num_kv_heads, DIM, context};
     const bool calibrated = arm == CALIBRATED;
     *shared.call = {keys, positions, states, heads.num_heads, first_row, first_head, rows * heads_of_row, heads_of_row,
-                    calibrated ? ranges[3 * kv_head + 1] : -INFINITY, calibrated ? ranges[3 * kv_head + 2] : INFINITY, 0};
+                    calibrated ? ranges[3 * kv_head + 1] : -INFINITY, calibrated ? ranges[3 * kv_head + 2] : INFINITY, 0.0f, 0};
   }
   __syncthreads();
   Pass pass{Operand<T>::WIDE && arm != ONLINE, false, rows > 1};
-  load_queries(*shared.call, shared, qkv, heads, max_vectors, log2_scale);
+  load_queries(*shared.call, shared, qkv, heads, unturned, max_vectors, log2_scale);
+  const bool is_stored = unturned.rotation.angles == nullptr;
+  if (!is_stored) bring_newest(*shared.call, shared, qkv, heads, unturned, int(blockIdx.z) == (units - 1) % blocks);
   __syncthreads();
-  if (pass.fixed) fix_references(*shared.call, shared, arm, arm == CALIBRATED ? ranges[3 * kv_head] : 0.0f);
+  if (pass.fixed) fix_references(*shared.call, shared, is_stored, arm, arm == CALIBRATED ? ranges[3 * kv_head] : 0.0f);
   __syncthreads();
 
   // Once, or again what is pending after that: by the last block alone.
   for (bool alone = blocks == 1;; alone = true) {
     for (int vector = threadIdx.x; vector < max_vectors; vector += blockDim.x) shared.odd[vector] = 0;
-    Sums<DIM> sums;
-    sums.clear(0, softmax::LOWEST);
-    sums.clear(1, softmax::LOWEST);
+    shared.sums_before().clear();
 #pragma unroll 1
     for (int unit = alone ? 0 : blockIdx.z; unit < units; unit += alone ? units : blocks) {
       const int end = alone ? context : min(context, (unit + 1) * len);
-      walk(shared, unit * len / BLOCK_SIZE, elements::divided_up(end, BLOCK_SIZE), pass.fixed, pass.careful, alone, sums);
+      walk(shared, unit * len / BLOCK_SIZE, elements::divided_up(end, BLOCK_SIZE), pass.fixed, pass.careful, alone);
     }
     if (!alone && !is_last(tickets + size_t(blockIdx.x) * gridDim.y + blockIdx.y, blocks, &shared.call->ticket)) return;
-    const bool ambiguous = alone ? answer(shared, pass, sums, out) : answer_published(shared, pass, out);
+    const bool ambiguous = alone ? answer(shared, pass, out) : answer_published(shared, pass, out);
     if (__syncthreads_or(ambiguous)) {
       pass.careful = true;
       continue;
@@ -569,19 +643,26 @@ __device__ __forceinline__ void attend(const float* qkv, void* layer, const int*
 
 }  // namespace
 
-// qkv [rows, qkv_width], turned; layer, positions, table_starts and block_tables as in step.cuh; tiles as above. ranges
-// [num_kv_heads][3] = phi, below, above, read under arm 2 only (below may be minus infinity; above is at most 127). states
-// [rows][num_heads][32][head_dim + 2], aligned to 8 bytes, and tickets [gridDim.x][gridDim.y] may be null if gridDim.z is 1.
-// *recomputed is added the (row, head) pairs that were computed again under running references. out [rows, num_heads * head_dim];
-// rows of no tile are left alone. log2_scale is the factor on q.k times log2 e.
+// qkv [rows, qkv_width]; angles [rows, rotary_dim] of rows as the product left them, or null; q_weight, k_weight [head_dim], or
+// both null; 0 <= rotary_dim <= head_dim, even; kind is 0 for adjacent pairs, 1 for half split; layer, spans, positions, table_starts
+// and block_tables as in step.cuh. ranges [num_kv_heads][3] = phi, below, above, read under arm 2 only (below may be minus infinity;
+// above is at most 127). states [rows][num_heads][32][head_dim + 2], aligned to 8 bytes, and tickets [gridDim.x][gridDim.y] may be null
+// if gridDim.z is 1. *recomputed is added the (row, head) pairs that were computed again under running references. out [rows,
+// num_heads * head_dim]; nobody's rows are left alone. log2_scale is the factor on q.k times log2 e.
 #define ATTENTION(name, T, DIM)                                                                                              \
-  extern "C" __global__ void __launch_bounds__(128)                                                                          \
-      attention_mma_##name##_##DIM(const float* qkv, void* layer, const int* tiles, const int* positions,                    \
-                                   const int* table_starts, const int* block_tables, const float* ranges, float* states,     \
-                                   unsigned* tickets, unsigned* recomputed, float* out, int num_heads, int num_kv_heads,     \
-                                   float log2_scale, int arm) {                                                              \
-    attend<T, DIM>(qkv, layer, tiles, positions, table_starts, block_tables, ranges, states, tickets, recomputed, out,       \
-                   Heads{num_heads, num_kv_heads, DIM}, log2_scale, arm);                                                    \
+  extern "C" __global__ void __launch_bounds__(128, 2)                                                                       \
+      attention_mma_##name##_##DIM(const float* qkv, const float* angles, const float* q_weight, const float* k_weight,      \
+                                   void* layer, const int* spans, const int* positions, const int* table_starts,             \
+                                   const int* block_tables, const float* ranges, float* states, unsigned* tickets,           \
+                                   unsigned* recomputed, float* out, int num_heads, int num_kv_heads, int tile_rows,         \
+                                   int rotary_dim, int kind, float eps, float log2_scale, int arm) {                         \
+    const float* const of_row = angles ? angles + size_t(blockIdx.x) * rotary_dim : nullptr;                                 \
+    const rope::Unturned unturned{{of_row, rotary_dim, kind}, q_weight, k_weight, eps};                                      \
+    unturned.prefetch(DIM);                                                                                                  \
+    ptx::let_next_start();                                                                                                   \
+    ptx::wait_for_previous();                                                                                                \
+    attend<T, DIM>(qkv, unturned, layer, spans, positions, table_starts, block_tables, ranges, states, tickets, recomputed,  \
+                   out, Heads{num_heads, num_kv_heads, DIM}, tile_rows, log2_scale, arm);                                    \
   }                                                                                                                          \
   EXPORT_KERNEL(attention_mma_##name##_##DIM)
 ATTENTION(bf16, __nv_bfloat16, 64)
