@@ -272,6 +272,26 @@ kernels! {
     GemmWgmmaBf16Rows64 = c"gemm_wgmma_bf16_64", "ppppppiiii";
     /// A product of up to 128 rows with tiles of bf16, on Hopper's tensor cores.
     GemmWgmmaBf16Rows128 = c"gemm_wgmma_bf16_128", "ppppppiiii";
+    /// Rows of a table in tiles of f16.
+    EmbedTilesF16 = c"embed_tiles_f16", "pppiii";
+    /// Rows of a table in tiles of bf16.
+    EmbedTilesBf16 = c"embed_tiles_bf16", "pppiii";
+    /// Rows of a table in tiles of q4_0.
+    EmbedTilesQ4_0 = c"embed_tiles_q4_0", "pppiii";
+    /// Rows of a table in tiles of q4_1.
+    EmbedTilesQ4_1 = c"embed_tiles_q4_1", "pppiii";
+    /// Rows of a table in tiles of q5_0.
+    EmbedTilesQ5_0 = c"embed_tiles_q5_0", "pppiii";
+    /// Rows of a table in tiles of q5_1.
+    EmbedTilesQ5_1 = c"embed_tiles_q5_1", "pppiii";
+    /// Rows of a table in tiles of q8_0.
+    EmbedTilesQ8_0 = c"embed_tiles_q8_0", "pppiii";
+    /// Rows of a table in tiles of q4_k.
+    EmbedTilesQ4K = c"embed_tiles_q4_k", "pppiii";
+    /// Rows of a table in tiles of q5_k.
+    EmbedTilesQ5K = c"embed_tiles_q5_k", "pppiii";
+    /// Rows of a table in tiles of q6_k.
+    EmbedTilesQ6K = c"embed_tiles_q6_k", "pppiii";
 }
 
 impl Kernel {

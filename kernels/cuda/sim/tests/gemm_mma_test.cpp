@@ -1,4 +1,4 @@
-// shuffle.cu and gemm_mma.cu against float64: every tiled weight type, outputs, columns and rows that are no multiple of anything,
+// shuffle.cu, embed_tiles.cu and gemm_mma.cu; products against float64: every tiled weight type, outputs, columns and rows that are no multiple of anything,
 // x staged whole and in pieces, all epilogues, and bits that depend on no schedule, no grid, no piece and no other row.
 #include "weights.h"
 
@@ -130,6 +130,28 @@ void compare_products(const Row& out, const Row& x, const Matrix& matrix, double
       CHECK(error <= allowed * of.magnitude, what + ", row " + std::to_string(row) + ", output " + std::to_string(output) +
                                                  ": off by " + std::to_string(error / of.magnitude / allowed) + " of what is allowed");
       return;
+    }
+  }
+}
+
+TEST(embedding_rows_are_decoded_from_tiles_to_the_bit) {
+  Random random(8);
+  int number = 0;
+  const std::vector<int> tokens = {36, 0, 5, 5, 16, 15, 12, 40};
+  for (const WeightType& type : weight_types()) {
+    if (!is_tiled(type)) continue;
+    for (int cols : {256, 2304, type.block_len == 1 ? 50 : 768, type.block_len == 1 ? 2 : 256}) {
+      const Matrix table(random, type, 37, cols);
+      const Units tiles = shuffled(table);
+      // Rows 3 to 39 of a larger table: the tokens of others are left alone.
+      Row out(tokens.size() * cols, NOT_A_NUMBER);
+      launch((std::string("embed_tiles_") + type.name).c_str(), {dim3(divided_up(cols, 256), unsigned(tokens.size())), 256},
+             sim::Schedule::numbered(number++ % 8), tiles.data(), tokens.data(), out.data(), cols, 3, 37);
+      for (size_t i = 0; i < tokens.size(); i++) {
+        const int row = tokens[i] - 3;
+        const Row expected = row < 0 || row >= 37 ? Row(cols, NOT_A_NUMBER) : table.row(row);
+        CHECK(same_bits(part(out, i * cols, cols), expected), type.name + (", columns " + std::to_string(cols)));
+      }
     }
   }
 }

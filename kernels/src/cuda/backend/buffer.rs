@@ -1,9 +1,9 @@
-//! Activations and weights in a device's memory.
+//! Activations and vectors of weights in a device's memory.
 
 use crate::cuda::device::{Argument, Device};
 use crate::cuda::error::DeviceError;
 use crate::cuda::memory::{Arena, Memory, Plain};
-use crate::{Error, MatrixData, WeightType};
+use crate::Error;
 use std::sync::Arc;
 
 /// The seam's error of a device's.
@@ -57,81 +57,6 @@ impl<D: Device> Buffer<D> {
     pub(super) fn rows(&self, rows: usize) -> Argument {
         assert!(rows <= self.rows, "{rows} rows of a buffer of {}", self.rows);
         Argument::Pointer(self.data.address())
-    }
-}
-
-/// Stacked rows of one weight type.
-struct Part<D: Device> {
-    weight_type: WeightType,
-    rows: usize,
-    row_bytes: usize,
-    bytes: Memory<D, u8>,
-}
-
-/// A [`Part`] as launches want it.
-pub(super) struct PartView {
-    pub(super) weight_type: WeightType,
-    /// Its place among the rows of all parts.
-    pub(super) first: usize,
-    pub(super) rows: usize,
-    pub(super) row_bytes: usize,
-    pub(super) bytes: Argument,
-}
-
-/// A weight matrix: parts in the file's own blocks.
-pub struct Matrix<D: Device> {
-    parts: Vec<Part<D>>,
-    pub(super) cols: usize,
-}
-
-impl<D: Device> Matrix<D> {
-    pub(super) fn new(device: &Arc<D>, data: &[MatrixData<'_>]) -> Result<Matrix<D>, Error> {
-        assert!(!data.is_empty(), "a matrix has at least one part");
-        let cols = data[0].cols;
-        // Neighbours of one type are one part, so that one launch multiplies with all of them.
-        let parts = data.chunk_by(|one, next| one.weight_type == next.weight_type);
-        let part = |stacked: &[MatrixData<'_>]| {
-            let (weight_type, rows) = (stacked[0].weight_type, stacked.iter().map(|part| part.rows).sum());
-            let mut row_bytes = 0;
-            for part in stacked {
-                assert_eq!(part.cols, cols, "the parts of a matrix share their columns");
-                row_bytes = part.checked_row_bytes()?;
-            }
-            let mut bytes = zeros(device, "a weight matrix", rows * row_bytes).map_err(to_error)?;
-            let mut begin = 0;
-            for part in stacked {
-                bytes.write(begin, part.bytes).map_err(to_error)?;
-                begin += part.bytes.len();
-            }
-            Ok(Part { weight_type, rows, row_bytes, bytes })
-        };
-        Ok(Matrix { parts: parts.map(part).collect::<Result<_, Error>>()?, cols })
-    }
-
-    /// The parts, in the order of their rows.
-    pub(super) fn parts(&self) -> impl Iterator<Item = PartView> {
-        let mut first = 0;
-        self.parts.iter().map(move |part| {
-            let &Part { weight_type, rows, row_bytes, ref bytes } = part;
-            first += rows;
-            let bytes = Argument::Pointer(bytes.address());
-            PartView { weight_type, first: first - rows, rows, row_bytes, bytes }
-        })
-    }
-
-    /// The whole matrix, if it has one part.
-    pub(super) fn only_part(&self) -> Option<PartView> {
-        self.parts().next().filter(|_| self.parts.len() == 1)
-    }
-
-    /// Output rows N, over all parts.
-    pub(super) fn num_rows(&self) -> usize {
-        self.parts.iter().map(|part| part.rows).sum()
-    }
-
-    /// Bytes of all parts.
-    pub(super) fn num_bytes(&self) -> usize {
-        self.parts.iter().map(|part| part.bytes.len()).sum()
     }
 }
 

@@ -1,8 +1,10 @@
-//! Products joined with the norm before them and the addition or gate after them (`kernels/cuda/gemv_fused.cu`), to the bits of
-//! the operations one by one.
+//! Products, alone and joined with the norm before them and the addition or gate after them, to the bits of the operations one by
+//! one: with tiles by `kernels/cuda/gemm_mma.cu`, with a file's rows by `gemv.cu` and `gemv_fused.cu`.
 
-use super::buffer::{Buffer, Matrix, PartView, Vector};
-use super::{Cuda, FLOAT, int, kernels_of};
+use super::buffer::{Buffer, Vector};
+use super::tiles::{PANEL, TiledType, shape};
+use super::weights::{Matrix, PartView, RowKernels, Stored};
+use super::{Cuda, FLOAT, int};
 use crate::cuda::device::{Argument, Device, DevicePtr};
 use crate::{Backend, Norm};
 
@@ -23,29 +25,118 @@ struct Product {
     rows: usize,
     cols: usize,
     x: Argument,
-    /// Weights of a norm before the product.
-    norm_weight: Argument,
-    eps: f32,
+    /// Weights of a norm before the product, and its eps.
+    norm: Option<(Argument, f32)>,
     epilogue: Epilogue,
 }
 
+/// Where the sums of a part go: its outputs, the bias of them, and the first of them in rows of a stride.
+struct Target {
+    num_outputs: usize,
+    bias: Argument,
+    out: Argument,
+    out_stride: usize,
+}
+
 impl Product {
+    fn new<D: Device>(rows: usize, x: &Buffer<D>, cols: usize, epilogue: Epilogue) -> Product {
+        assert_eq!(x.cols(), cols, "[rows, K] times [N, K] is [rows, N]");
+        Product { rows, cols, x: x.rows(rows), norm: None, epilogue }
+    }
+
+    fn after<D: Device>(rows: usize, norm: &Norm<'_, Cuda<D>>, cols: usize, epilogue: Epilogue) -> Product {
+        let weights = (norm.weight.elements(cols), norm.eps);
+        Product { norm: Some(weights), ..Product::new(rows, norm.x, cols, epilogue) }
+    }
+
     /// # Safety
-    /// x has `rows` rows of `cols` elements, `out` points into as many rows of `out_stride` elements, of which the part has
-    /// `num_outputs` from there on; the weights of a norm are null or `cols`; `up` is null or, under the gate, as many rows of the part's type; the bias is null
-    /// or one element for each output.
-    unsafe fn launch<D: Device>(
+    /// x has `rows` rows of `cols` elements, the target as many of its stride, of which the part has `num_outputs` from `out` on; the
+    /// weights of a norm are `cols`; `up` is null or, under the gate, as many rows in the part's layout; the bias is null or one
+    /// element for each output.
+    unsafe fn launch<D: Device>(&self, cuda: &Cuda<D>, part: &PartView, up: Argument, to: &Target) {
+        let passes = if self.epilogue == Epilogue::Add { 2 } else { 1 };
+        let bytes = part.len + self.rows * (self.cols + passes * to.num_outputs) * FLOAT;
+        // SAFETY: the caller's obligation; the part is in the layout of its kernels.
+        unsafe {
+            match part.stored {
+                Stored::Tiles(tiled, _) => self.with_tiles(cuda, tiled, (part.bytes, up), to, bytes),
+                Stored::Rows(kernels) if self.norm.is_none() && self.epilogue == Epilogue::Store => {
+                    self.with_rows(cuda, kernels, part.bytes, to, bytes);
+                }
+                Stored::Rows(kernels) => self.joined_with_rows(cuda, kernels, (part.bytes, up), to, bytes),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Product::launch`], with tiles.
+    unsafe fn with_tiles<D: Device>(
         &self,
         cuda: &Cuda<D>,
-        part: &PartView,
-        (num_outputs, up, bias): (usize, Argument, Argument),
-        (out, out_stride): (Argument, usize),
+        tiled: TiledType,
+        (matrix, up): (Argument, Argument),
+        to: &Target,
+        bytes: usize,
     ) {
-        let &Product { rows, cols, x, norm_weight, eps, epilogue } = self;
+        let &Product { rows, cols, x, norm, epilogue } = self;
+        let (norm_weight, eps) = norm.unwrap_or((NULL, 0.0));
+        let is_gated = epilogue == Epilogue::SiluMul;
+        let shape = shape(cuda.device.properties(), tiled, rows, (to.num_outputs, cols), is_gated);
+        let arguments = [
+            x,
+            matrix,
+            up,
+            to.bias,
+            norm_weight,
+            to.out,
+            int(rows),
+            int(to.num_outputs),
+            int(cols),
+            int(to.out_stride),
+            Argument::I32((epilogue == Epilogue::Add).into()),
+            int(shape.piece),
+            Argument::F32(eps),
+        ];
+        // SAFETY: the caller's obligation; columns are even and whole blocks where there are tiles; `shape` keeps the contract for
+        // grid, pieces and shared memory.
+        unsafe { cuda.launch_with_shared(shape.kernel, shape.grid, (256, shape.shared_bytes), &arguments, bytes) };
+    }
+
+    /// # Safety
+    /// As [`Product::launch`], with a file's rows.
+    unsafe fn with_rows<D: Device>(
+        &self,
+        cuda: &Cuda<D>,
+        kernels: RowKernels,
+        matrix: Argument,
+        to: &Target,
+        bytes: usize,
+    ) {
+        let &Product { rows, cols, x, .. } = self;
+        let &Target { num_outputs, bias, out, out_stride } = to;
+        let arguments = [x, matrix, bias, out, int(rows), int(num_outputs), int(cols), int(out_stride)];
+        let grid = [num_outputs.div_ceil(16), rows.div_ceil(4), 1];
+        // SAFETY: the caller's obligation; weights are aligned to 256 bytes.
+        unsafe { cuda.launch(kernels.gemv, grid, 256, &arguments, bytes) };
+    }
+
+    /// # Safety
+    /// As [`Product::launch`], with a file's rows.
+    unsafe fn joined_with_rows<D: Device>(
+        &self,
+        cuda: &Cuda<D>,
+        kernels: RowKernels,
+        (matrix, up): (Argument, Argument),
+        to: &Target,
+        bytes: usize,
+    ) {
+        let &Product { rows, cols, x, norm, epilogue } = self;
+        let &Target { num_outputs, bias, out, out_stride } = to;
+        let (norm_weight, eps) = norm.unwrap_or((NULL, 0.0));
         let arguments = [
             x,
             norm_weight,
-            part.bytes,
+            matrix,
             up,
             bias,
             out,
@@ -58,16 +149,44 @@ impl Product {
         ];
         let is_gated = epilogue == Epilogue::SiluMul;
         let grid = [num_outputs.div_ceil(if is_gated { 8 } else { 16 }), rows.div_ceil(4), 1];
-        let passes = if epilogue == Epilogue::Add { 2 } else { 1 };
-        let bytes = part.rows * part.row_bytes + rows * (cols + passes * num_outputs) * FLOAT;
-        // SAFETY: the caller's obligation; weights are aligned to 256 bytes, `up` as its maker has asserted.
-        unsafe { cuda.launch(kernels_of(part.weight_type).gemv_fused, grid, 256, &arguments, bytes) };
+        // SAFETY: the caller's obligation; weights are aligned to 256 bytes, `up` as its maker has made sure.
+        unsafe { cuda.launch(kernels.gemv_fused, grid, 256, &arguments, bytes) };
+    }
+
+    /// All parts of a matrix, side by side.
+    fn launch_parts<D: Device>(
+        &self,
+        cuda: &Cuda<D>,
+        matrix: &Matrix<D>,
+        bias: Option<&Vector<D>>,
+        out: &mut Buffer<D>,
+    ) {
+        let num_outputs = matrix.num_rows();
+        assert_eq!(out.cols(), num_outputs, "[rows, K] times [N, K] is [rows, N]");
+        let bias = bias.map(|bias| bias.elements(num_outputs));
+        for part in matrix.parts() {
+            let to = Target {
+                num_outputs: part.rows,
+                bias: bias.map_or(NULL, |bias| bias.at(part.first * FLOAT)),
+                out: out.rows(self.rows).at(part.first * FLOAT),
+                out_stride: num_outputs,
+            };
+            // SAFETY: widths were asserted, here and where the product was made; the part has its outputs from `first` on, as the bias
+            // has.
+            unsafe { self.launch(cuda, &part, NULL, &to) };
+        }
     }
 }
 
-fn normed<D: Device>(rows: usize, norm: &Norm<'_, Cuda<D>>, cols: usize, epilogue: Epilogue) -> Product {
-    assert_eq!(norm.x.cols(), cols, "the input is as wide as the matrix");
-    Product { rows, cols, x: norm.x.rows(rows), norm_weight: norm.weight.elements(cols), eps: norm.eps, epilogue }
+pub(super) fn linear<D: Device>(
+    cuda: &Cuda<D>,
+    rows: usize,
+    x: &Buffer<D>,
+    matrix: &Matrix<D>,
+    bias: Option<&Vector<D>>,
+    out: &mut Buffer<D>,
+) {
+    Product::new(rows, x, matrix.cols, Epilogue::Store).launch_parts(cuda, matrix, bias, out);
 }
 
 pub(super) fn norm_linear<D: Device>(
@@ -78,16 +197,7 @@ pub(super) fn norm_linear<D: Device>(
     bias: Option<&Vector<D>>,
     out: &mut Buffer<D>,
 ) {
-    let num_outputs = matrix.num_rows();
-    assert_eq!(out.cols(), num_outputs, "[rows, K] times [N, K] is [rows, N]");
-    let product = normed(rows, norm, matrix.cols, Epilogue::Store);
-    let bias = bias.map(|bias| bias.elements(num_outputs));
-    for part in matrix.parts() {
-        let bias = bias.map_or(NULL, |bias| bias.at(part.first * FLOAT));
-        let out = out.rows(rows).at(part.first * FLOAT);
-        // SAFETY: widths were just asserted; the part has its outputs from `first` on, as the bias has.
-        unsafe { product.launch(cuda, &part, (part.rows, NULL, bias), (out, num_outputs)) };
-    }
+    Product::after(rows, norm, matrix.cols, Epilogue::Store).launch_parts(cuda, matrix, bias, out);
 }
 
 pub(super) fn linear_add<D: Device>(
@@ -97,14 +207,7 @@ pub(super) fn linear_add<D: Device>(
     matrix: &Matrix<D>,
     residual: &mut Buffer<D>,
 ) {
-    let (cols, num_outputs) = (matrix.cols, matrix.num_rows());
-    assert_eq!((x.cols(), residual.cols()), (cols, num_outputs), "[rows, K] times [N, K] is [rows, N]");
-    let product = Product { rows, cols, x: x.rows(rows), norm_weight: NULL, eps: 0.0, epilogue: Epilogue::Add };
-    for part in matrix.parts() {
-        let out = residual.rows(rows).at(part.first * FLOAT);
-        // SAFETY: widths were just asserted; the part has its outputs from `first` on.
-        unsafe { product.launch(cuda, &part, (part.rows, NULL, NULL), (out, num_outputs)) };
-    }
+    Product::new(rows, x, matrix.cols, Epilogue::Add).launch_parts(cuda, matrix, None, residual);
 }
 
 pub(super) fn norm_linear_silu_mul<D: Device>(
@@ -117,15 +220,24 @@ pub(super) fn norm_linear_silu_mul<D: Device>(
 ) {
     let half = out.cols();
     assert_eq!(matrix.num_rows(), 2 * half, "a gate and an up for each output");
-    let one = matrix.only_part().filter(|part| (half * part.row_bytes).is_multiple_of(ALIGNMENT));
-    let Some(part) = one else {
-        // Gate and up of two types.
+    let one = matrix.only_part().and_then(|part| up_of(&part, half).map(|up| (part, up)));
+    let Some((part, up)) = one else {
+        // Gate and up of two types, or up does not begin where a kernel could.
         cuda.rms_norm(rows, norm.x, norm.weight, norm.eps, norm.normed);
         cuda.linear(rows, norm.normed, matrix, None, gate_up);
         return cuda.silu_mul(rows, gate_up, out);
     };
-    let product = normed(rows, norm, matrix.cols, Epilogue::SiluMul);
-    let up = part.bytes.at(half * part.row_bytes);
+    let product = Product::after(rows, norm, matrix.cols, Epilogue::SiluMul);
+    let to = Target { num_outputs: half, bias: NULL, out: out.rows(rows), out_stride: half };
     // SAFETY: widths were just asserted; the matrix is `half` rows of gate, then as many of up.
-    unsafe { product.launch(cuda, &part, (half, up, NULL), (out.rows(rows), half)) };
+    unsafe { product.launch(cuda, &part, up, &to) };
+}
+
+/// Where up begins behind `half` rows of gate: at a panel of its own, or an address that kernels can read from.
+fn up_of(part: &PartView, half: usize) -> Option<Argument> {
+    let (is_there, bytes) = match part.stored {
+        Stored::Tiles(_, panel_bytes) => (half.is_multiple_of(PANEL), half / PANEL * panel_bytes),
+        Stored::Rows(_) => ((half * part.row_bytes).is_multiple_of(ALIGNMENT), half * part.row_bytes),
+    };
+    is_there.then(|| part.bytes.at(bytes))
 }

@@ -1,5 +1,5 @@
-//! [`Backend`] on a CUDA device: one launch per operation, weights in the file's own blocks, float32 activations. Kernels that
-//! join operations take their place step by step; these stay for shapes that those do not know.
+//! [`Backend`] on a CUDA device: one launch per operation or for several that are joined, weights as tiles for tensor cores where
+//! their type has such (else in the file's own blocks), activations float32 in memory and bfloat16 in products with tiles.
 //!
 //! A device's errors come late and spoil all that follows, so an operation that meets one panics with its message; who runs a
 //! step catches that and fails the step.
@@ -12,17 +12,20 @@ mod graphs;
 mod kv_cache;
 mod observe;
 mod tables;
+mod tiles;
+mod weights;
 
-pub use buffer::{Buffer, Matrix, Vector};
+pub use buffer::{Buffer, Vector};
 pub use kv_cache::KvCache;
+pub use weights::Matrix;
 
-use super::device::{Argument, Device, DevicePtr, Launch};
+use super::device::{Argument, Device, Launch};
 use super::error::DeviceError;
 use super::kernels::Kernel;
 use super::memory::Memory;
 use crate::{
     AttentionParams, AttentionScheme, Backend, BackendInfo, Error, HeadLayout, KvLayout, MatrixData, Norm, Rope,
-    RopeKind, ScoreStatistics, StepInputs, StepTables, Turn, WeightType,
+    RopeKind, ScoreStatistics, StepInputs, StepTables, Turn,
 };
 use attention::{AttentionWork, Call};
 use buffer::{grow, to_error, zeros};
@@ -117,16 +120,33 @@ impl<D: Device> Cuda<D> {
         }
     }
 
-    /// Launches a kernel without shared memory that is told how large it is by its grid.
+    /// Launches a kernel without dynamic shared memory that is told how large it is by its grid.
     ///
     /// # Safety
     /// That of [`Device::launch`].
     unsafe fn launch(&self, kernel: Kernel, grid: [usize; 3], threads: u32, arguments: &[Argument], bytes: usize) {
+        // SAFETY: the caller's obligation.
+        unsafe { self.launch_with_shared(kernel, grid, (threads, 0), arguments, bytes) };
+    }
+
+    /// As [`Cuda::launch`], with the bytes of dynamic shared memory beside the threads of a block.
+    ///
+    /// # Safety
+    /// That of [`Device::launch`].
+    unsafe fn launch_with_shared(
+        &self,
+        kernel: Kernel,
+        grid: [usize; 3],
+        (threads, shared_bytes): (u32, usize),
+        arguments: &[Argument],
+        bytes: usize,
+    ) {
         if grid.contains(&0) {
             return;
         }
         let grid = grid.map(|blocks| u32::try_from(blocks).expect("grids of a step are small"));
-        let launch = Launch { kernel, grid, threads, shared_bytes: 0, cooperative: false, arguments, bytes };
+        let shared_bytes = u32::try_from(shared_bytes).expect("a multiprocessor has less");
+        let launch = Launch { kernel, grid, threads, shared_bytes, cooperative: false, arguments, bytes };
         // SAFETY: the caller's obligation.
         done(unsafe { self.device.launch(&launch) });
     }
@@ -159,33 +179,10 @@ impl<D: Device> Work<D> {
     }
 }
 
-/// The kernels of a weight type.
-struct TypeKernels {
-    gemv: Kernel,
-    gemv_fused: Kernel,
-    embed: Kernel,
-}
-
-fn kernels_of(weight_type: WeightType) -> TypeKernels {
-    let (gemv, gemv_fused, embed) = match weight_type {
-        WeightType::F32 => (Kernel::GemvF32, Kernel::GemvFusedF32, Kernel::EmbedF32),
-        WeightType::F16 => (Kernel::GemvF16, Kernel::GemvFusedF16, Kernel::EmbedF16),
-        WeightType::BF16 => (Kernel::GemvBf16, Kernel::GemvFusedBf16, Kernel::EmbedBf16),
-        WeightType::Q4_0 => (Kernel::GemvQ4_0, Kernel::GemvFusedQ4_0, Kernel::EmbedQ4_0),
-        WeightType::Q4_1 => (Kernel::GemvQ4_1, Kernel::GemvFusedQ4_1, Kernel::EmbedQ4_1),
-        WeightType::Q5_0 => (Kernel::GemvQ5_0, Kernel::GemvFusedQ5_0, Kernel::EmbedQ5_0),
-        WeightType::Q5_1 => (Kernel::GemvQ5_1, Kernel::GemvFusedQ5_1, Kernel::EmbedQ5_1),
-        WeightType::Q8_0 => (Kernel::GemvQ8_0, Kernel::GemvFusedQ8_0, Kernel::EmbedQ8_0),
-        WeightType::Q2_K => (Kernel::GemvQ2K, Kernel::GemvFusedQ2K, Kernel::EmbedQ2K),
-        WeightType::Q3_K => (Kernel::GemvQ3K, Kernel::GemvFusedQ3K, Kernel::EmbedQ3K),
-        WeightType::Q4_K => (Kernel::GemvQ4K, Kernel::GemvFusedQ4K, Kernel::EmbedQ4K),
-        WeightType::Q5_K => (Kernel::GemvQ5K, Kernel::GemvFusedQ5K, Kernel::EmbedQ5K),
-        WeightType::Q6_K => (Kernel::GemvQ6K, Kernel::GemvFusedQ6K, Kernel::EmbedQ6K),
-    };
-    TypeKernels { gemv, gemv_fused, embed }
-}
-
 const FLOAT: usize = size_of::<f32>();
+/// Products with tiles have activations in bfloat16 (with float16 weights, in float16 scaled to fit), all others in float32; sums
+/// are float32 in the order of `kernels/cuda/gemm_mma.cu` or `gemv.cuh`.
+pub(crate) const NUMERICS_CLASS: &str = "cuda-bf16";
 
 impl<D: Device> Backend for Cuda<D> {
     type Buffer = Buffer<D>;
@@ -194,7 +191,7 @@ impl<D: Device> Backend for Cuda<D> {
     type KvCache = KvCache<D>;
 
     fn info(&self) -> BackendInfo {
-        BackendInfo { name: "cuda", isa: "cuda", threads: 1, numerics_class: "cuda-float32" }
+        BackendInfo { name: "cuda", isa: "cuda", threads: 1, numerics_class: NUMERICS_CLASS }
     }
 
     fn free_bytes(&self) -> Option<usize> {
@@ -206,7 +203,7 @@ impl<D: Device> Backend for Cuda<D> {
     }
 
     fn matrix(&self, parts: &[MatrixData<'_>]) -> Result<Matrix<D>, Error> {
-        Matrix::new(&self.device, parts)
+        Matrix::new(self, parts)
     }
 
     fn matrix_bytes(&self, matrix: &Matrix<D>) -> usize {
@@ -298,13 +295,14 @@ impl<D: Device> Backend for Cuda<D> {
             Some(tokens) => tokens,
             None => work.integers(&self.device, tokens).unwrap_or_else(|error| panic!("{error}")),
         };
-        let grid = [cols.div_ceil(8 * 256), rows, 1];
         for part in table.parts() {
+            let (kernel, cols_of_block) = part.embed_kernel();
+            let grid = [cols.div_ceil(cols_of_block), rows, 1];
             let arguments = [part.bytes, tokens, out.rows(rows), int(cols), int(part.first), int(part.rows)];
             let bytes = rows * (cols * FLOAT + part.row_bytes);
-            // SAFETY: the tokens were just uploaded; `out` has as many rows and the table's columns; the part has its rows in
-            // blocks of its type, aligned to 256 bytes.
-            unsafe { self.launch(kernels_of(part.weight_type).embed, grid, 256, &arguments, bytes) };
+            // SAFETY: the tokens were just uploaded; `out` has as many rows and the table's columns; the part has its rows in the
+            // layout that the kernel reads, aligned to 256 bytes.
+            unsafe { self.launch(kernel, grid, 256, &arguments, bytes) };
         }
     }
 
@@ -317,27 +315,7 @@ impl<D: Device> Backend for Cuda<D> {
     }
 
     fn linear(&self, rows: usize, x: &Buffer<D>, matrix: &Matrix<D>, bias: Option<&Vector<D>>, out: &mut Buffer<D>) {
-        let (cols, num_outputs) = (matrix.cols, matrix.num_rows());
-        assert_eq!((x.cols(), out.cols()), (cols, num_outputs), "[rows, K] times [N, K] is [rows, N]");
-        let bias = bias.map(|bias| bias.elements(num_outputs));
-        for part in matrix.parts() {
-            let bias = bias.map_or(Argument::Pointer(DevicePtr(0)), |bias| bias.at(part.first * FLOAT));
-            let arguments = [
-                x.rows(rows),
-                part.bytes,
-                bias,
-                out.rows(rows).at(part.first * FLOAT),
-                int(rows),
-                int(part.rows),
-                int(cols),
-                int(num_outputs),
-            ];
-            let grid = [part.rows.div_ceil(16), rows.div_ceil(4), 1];
-            let bytes = part.rows * part.row_bytes + rows * (cols + part.rows) * FLOAT;
-            // SAFETY: x has `rows` rows of `cols`, out as many of all outputs, of which these begin at `first`; the part has its
-            // rows in blocks of its type, aligned to 256 bytes; the bias is null or has one element for each output.
-            unsafe { self.launch(kernels_of(part.weight_type).gemv, grid, 256, &arguments, bytes) };
-        }
+        fused::linear(self, rows, x, matrix, bias, out);
     }
 
     fn qk_norm(
