@@ -13,8 +13,10 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Instant;
 
-/// `-lineinfo`: profilers and the sanitizer name lines of the source. `-v`: the report is made from what ptxas says.
-const FLAGS: &[&str] = &["-O3", "-std=c++17", "-lineinfo", "-Xptxas", "-v"];
+/// `-v`: the report is made from what ptxas says.
+const FLAGS: &[&str] = &["-O3", "-std=c++17", "-Xptxas", "-v"];
+/// For profilers and the sanitizer, which name lines of the source then; the image is nearly three times as large with it.
+const LINE_INFO: &str = "-lineinfo";
 
 /// Code is unpacked once, when it is loaded.
 const COMPRESSION: &str = "--compress-mode=size";
@@ -75,11 +77,16 @@ impl Compiler<'_> {
         Ok(compiled.into_iter().flatten().collect())
     }
 
+    fn flags(&self) -> impl Iterator<Item = &'static str> + use<> {
+        FLAGS.iter().copied().chain(self.settings.line_info.then_some(LINE_INFO))
+    }
+
     /// The name of what comes of a file.
     fn key(&self, source: &Source) -> String {
         let mut hasher = DefaultHasher::new();
-        (&self.toolchain.version, FLAGS, COMPRESSION, &source.text).hash(&mut hasher);
-        for header in &self.sources.headers {
+        let flags: Vec<&str> = self.flags().collect();
+        (&self.toolchain.version, flags, COMPRESSION, &source.text).hash(&mut hasher);
+        for header in self.sources.included(source) {
             (&header.name, &header.text).hash(&mut hasher);
         }
         for target in &self.settings.targets {
@@ -113,7 +120,7 @@ impl Compiler<'_> {
         let begin = Instant::now();
         // In the folder of the sources, so that no name of a folder comes into the code.
         let mut command = Command::new(&self.toolchain.nvcc);
-        command.current_dir(&self.settings.sources).args(FLAGS).args(target.nvcc_arguments()).arg(&source.name);
+        command.current_dir(&self.settings.sources).args(self.flags()).args(target.nvcc_arguments()).arg(&source.name);
         let text = output(command.arg("-o").arg(object(scratch, source, target))).map_err(|words| {
             format!(
                 "nvcc {} cannot compile {} for {}: {words}\nTAPER_CUDA_ARCHS=none builds without CUDA kernels",

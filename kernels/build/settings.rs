@@ -7,10 +7,11 @@ use std::path::PathBuf;
 use std::thread::available_parallelism;
 
 /// Variables that choose what is compiled and by what. Not PATH: it is another one in every editor and shell.
-pub(crate) const VARIABLES: &[&str] = &["NVCC", "CUDA_HOME", "CUDA_PATH", "TAPER_CUDA_PACKAGES", ARCHS];
+pub(crate) const VARIABLES: &[&str] = &["NVCC", "CUDA_HOME", "CUDA_PATH", "TAPER_CUDA_PACKAGES", ARCHS, LINE_INFO];
 pub(crate) const REQUIRE: &str = "TAPER_REQUIRE_CUDA_KERNELS";
 pub(crate) const DENY_SPILLS: &str = "TAPER_DENY_SPILLS";
 const ARCHS: &str = "TAPER_CUDA_ARCHS";
+const LINE_INFO: &str = "TAPER_CUDA_LINE_INFO";
 
 /// Every GPU that can be used (compute capability 8.0 and newer; 8.7 and 10.3 run the code of 8.6 and 10.0), and PTX for those
 /// to come. 9.0 with its features of its own, `a`: its matrix products need them.
@@ -29,6 +30,8 @@ pub(crate) struct Settings {
     pub(crate) jobs: usize,
     /// What to compile for; nothing if no kernels are wanted.
     pub(crate) targets: Vec<Target>,
+    /// Whether code says which lines of the source it is of.
+    pub(crate) line_info: bool,
     /// An image without kernels is an error.
     pub(crate) require: bool,
     /// A spill that no source explains is an error.
@@ -67,6 +70,7 @@ impl Settings {
             // What `cargo build -j` was given.
             jobs: text("NUM_JOBS").and_then(|jobs| jobs.parse().ok()).unwrap_or(processors).clamp(1, processors),
             targets: targets(&text(ARCHS).unwrap_or(DEFAULT_ARCHS.to_owned()))?,
+            line_info: is_on(LINE_INFO),
             require: is_on(REQUIRE),
             deny_spills: is_on(DENY_SPILLS),
             search: Search {
@@ -149,10 +153,10 @@ mod tests {
         assert_eq!(empty.targets.len(), 7);
         let switches = |value: &str| {
             let value = OsString::from(value);
-            let name_is_a_switch = |name: &str| [REQUIRE, DENY_SPILLS].contains(&name);
+            let name_is_a_switch = |name: &str| [REQUIRE, DENY_SPILLS, LINE_INFO].contains(&name);
             let settings = Settings::from_variables(|name| name_is_a_switch(name).then(|| value.clone())).unwrap();
-            (settings.require, settings.deny_spills)
+            [settings.require, settings.deny_spills, settings.line_info]
         };
-        assert_eq!((switches("1"), switches("0")), ((true, true), (false, false)));
+        assert_eq!((switches("1"), switches("0")), ([true; 3], [false; 3]));
     }
 }

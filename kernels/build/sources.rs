@@ -37,12 +37,32 @@ impl Sources {
         both().map_err(|error: std::io::Error| format!("{}: {error}", folder.display()))
     }
 
+    /// The headers that a file includes, itself or through others, by name.
+    pub(crate) fn included(&self, source: &Source) -> Vec<&Source> {
+        let mut names: Vec<&str> = source.includes().collect();
+        let mut found: Vec<&Source> = Vec::new();
+        while let Some(name) = names.pop() {
+            let header = self.headers.iter().find(|header| header.name == name);
+            if let Some(header) = header.filter(|&header| !found.contains(&header)) {
+                names.extend(header.includes());
+                found.push(header);
+            }
+        }
+        found.sort_by(|a, b| a.name.cmp(&b.name));
+        found
+    }
+
     pub(crate) fn paths(&self) -> impl Iterator<Item = PathBuf> {
         self.kernels.iter().chain(&self.headers).map(|source| source.path.clone())
     }
 }
 
 impl Source {
+    /// Names of files that it includes itself.
+    fn includes(&self) -> impl Iterator<Item = &str> {
+        self.text.lines().filter_map(|line| line.trim().strip_prefix("#include \"")?.strip_suffix('"'))
+    }
+
     /// Whether a line `// spill: KERNEL TARGET: why` permits it; `*` is every target.
     pub(crate) fn permits_spill(&self, kernel: &str, target: &str) -> bool {
         self.text.lines().any(|line| {
@@ -57,6 +77,22 @@ impl Source {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_includes_what_its_headers_include_and_no_more() {
+        let file = |name: &str, text: &str| Source { path: PathBuf::new(), name: name.into(), text: text.into() };
+        let headers = vec![
+            file("a.cuh", "#pragma once\n#include \"c.cuh\"\n#include <stdint.h>\n"),
+            file("b.cuh", ""),
+            file("c.cuh", "#include \"a.cuh\"\n"),
+        ];
+        let sources = Sources { kernels: Vec::new(), headers };
+        let names = |text: &str| -> Vec<String> {
+            sources.included(&file("x.cu", text)).iter().map(|header| header.name.clone()).collect()
+        };
+        assert_eq!(names("// x\n#include \"a.cuh\"\n#include \"nowhere.h\"\n"), ["a.cuh", "c.cuh"]);
+        assert_eq!(names("int b;"), [""; 0]);
+    }
 
     #[test]
     fn a_spill_is_permitted_where_its_line_gives_a_reason() {

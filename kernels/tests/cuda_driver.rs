@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 use taper_kernels::cuda::softmax::{SoftmaxForm, SoftmaxRows};
-use taper_kernels::cuda::{Arena, Device, DeviceError, Driver, Memory};
+use taper_kernels::cuda::{Arena, Argument, Device, DeviceError, DevicePtr, Driver, Kernel, Launch, Memory};
 use taper_testkit::fake_cuda::FakeCuda;
 use tempfile::TempDir;
 
@@ -56,6 +56,18 @@ fn use_all() -> Result<(), DeviceError> {
         // SAFETY: the rows are still there.
         unsafe { device.replay(&graph)? };
     }
+    let kernel = Kernel::AttentionDecodeF32;
+    let null = Argument::Pointer(DevicePtr(0));
+    let of_letter = |letter| match letter {
+        'p' => null,
+        'i' => Argument::I32(0),
+        _ => Argument::F32(0.0),
+    };
+    let arguments: Vec<Argument> = kernel.signature().chars().map(of_letter).collect();
+    let (grid, threads) = ([1, 1, 1], 128);
+    let launch = Launch { kernel, grid, threads, shared_bytes: 0, cooperative: false, arguments: &arguments, bytes: 0 };
+    // SAFETY: this driver runs no kernels.
+    unsafe { device.launch(&launch)? };
     let end = device.record()?;
     device.synchronize()?;
     assert_eq!(device.elapsed(&begin, &end)?, Duration::from_micros(1500));
@@ -94,8 +106,17 @@ captured softmax_reduce grid 49 3 1 block 256 1 1 shared 0, first argument 0
 captured softmax_normalise grid 49 3 1 block 256 1 1 shared 0, first argument 0
 replayed 2
 replayed 2
+attention_decode_f32 grid 1 1 1 block 128 1 1 shared 0 early, first argument 0
 ";
     assert_eq!(log, expected);
+}
+
+#[test]
+fn code_that_does_not_wait_by_itself_does_not_begin_early() {
+    let folder = folder();
+    let (said, log) = launch_with(&FakeCuda::new(folder.path()), "old-ptx", &folder.path().join("log"));
+    assert_eq!(said, "");
+    assert!(log.contains("attention_decode_f32 grid") && !log.contains("early"), "{log}");
 }
 
 #[test]

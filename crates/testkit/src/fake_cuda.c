@@ -165,8 +165,8 @@ int cuModuleGetFunction(void **function, void *module, const char *name) {
     return 0;
 }
 int cuFuncGetAttribute(int *value, int attribute, void *function) {
-    *value = 1024;
-    return attribute == 1 && function != NULL ? 0 : 1; // SHARED_SIZE_BYTES
+    *value = attribute == 1 ? 1024 : plays("old-ptx") ? 80 : 90;
+    return (attribute == 1 || attribute == 5) && function != NULL ? 0 : 1; // SHARED_SIZE_BYTES, PTX_VERSION
 }
 int cuFuncSetAttribute(void *function, int attribute, int value) {
     // MAX_DYNAMIC_SHARED_SIZE_BYTES, beside what the kernel has of its own.
@@ -236,14 +236,15 @@ static void log_line(const char *line) {
 
 int cuLaunchKernelEx(const struct config *config, void *function, void **arguments, void **extra) {
     if (in_context() || config->stream != &things || extra != NULL || arguments == NULL) return 1;
-    const int cooperative =
-        config->num_attributes == 1 && config->attributes->id == 2 && config->attributes->value.cooperative == 1;
-    if (config->num_attributes != (unsigned)cooperative) return 1;
+    // COOPERATIVE, PROGRAMMATIC_STREAM_SERIALIZATION
+    const int attribute = config->num_attributes == 1 && config->attributes->value.cooperative == 1 ? config->attributes->id : 0;
+    const int cooperative = attribute == 2, early = attribute == 6;
+    if (config->num_attributes != (unsigned)(cooperative || early)) return 1;
     char line[256];
     snprintf(line, sizeof line, "%s%s grid %u %u %u block %u %u %u shared %u%s, first argument %llu\n",
              capturing ? "captured " : "", (const char *)function, config->grid[0], config->grid[1], config->grid[2],
              config->block[0], config->block[1], config->block[2], config->shared_bytes,
-             cooperative ? " cooperative" : "", *(unsigned long long *)arguments[0] % 256);
+             cooperative ? " cooperative" : early ? " early" : "", *(unsigned long long *)arguments[0] % 256);
     log_line(line);
     captured += capturing;
     bad |= plays("bad-launch") != 0;

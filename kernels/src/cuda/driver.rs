@@ -95,6 +95,17 @@ impl Drop for Context {
     }
 }
 
+/// A kernel of a module.
+#[derive(Debug, Clone, Copy)]
+struct Function {
+    handle: CUfunction,
+    /// Whether it may begin before the kernel before it has ended: it waits by itself, and is of code that can.
+    may_begin_early: bool,
+}
+
+/// The least version of PTX whose code waits by itself: compute capability 9.0 (`kernels/cuda/ptx.cuh`).
+const WAITING_PTX: i32 = 90;
+
 /// A GPU with its kernels and a stream.
 pub struct Driver {
     properties: DeviceProperties,
@@ -102,7 +113,7 @@ pub struct Driver {
     modules: Vec<CUmodule>,
     stream: CUstream,
     /// By [`Kernel::index`].
-    functions: Vec<CUfunction>,
+    functions: Vec<Function>,
 }
 
 // SAFETY: as for `Context`. Calls from several threads are put into the stream in some order, which is all that is promised.
@@ -141,16 +152,22 @@ impl Driver {
     }
 
     /// A kernel of one of the modules, which may take all of the shared memory that a block can have.
-    fn function(&self, kernel: Kernel) -> Result<CUfunction, DeviceError> {
-        let (function, mut shared_bytes) = (self.find(kernel)?, 0);
-        let of_itself = FunctionAttribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
-        // SAFETY: the function was just found, and the int is the call's to write.
-        call("cuFuncGetAttribute", unsafe { sys::cuFuncGetAttribute(&raw mut shared_bytes, of_itself, function) })?;
-        let dynamic = self.properties.shared_bytes_per_block as i32 - shared_bytes;
+    fn function(&self, kernel: Kernel) -> Result<Function, DeviceError> {
+        let handle = self.find(kernel)?;
+        let attribute = |attribute| {
+            let mut value = 0;
+            // SAFETY: the function was just found, and the int is the call's to write.
+            let answer = unsafe { sys::cuFuncGetAttribute(&raw mut value, attribute, handle) };
+            call("cuFuncGetAttribute", answer).map(|()| value)
+        };
+        let of_itself = attribute(FunctionAttribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
+        let dynamic = self.properties.shared_bytes_per_block as i32 - of_itself;
         let most = FunctionAttribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: as above.
-        call("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(function, most, dynamic) })?;
-        Ok(function)
+        call("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(handle, most, dynamic) })?;
+        let may_begin_early =
+            kernel.waits_for_previous() && attribute(FunctionAttribute::CU_FUNC_ATTRIBUTE_PTX_VERSION)? >= WAITING_PTX;
+        Ok(Function { handle, may_begin_early })
     }
 
     fn find(&self, kernel: Kernel) -> Result<CUfunction, DeviceError> {
@@ -301,11 +318,21 @@ impl Device for Driver {
         for (parameter, argument) in parameters.iter_mut().zip(launch.arguments) {
             *parameter = argument.as_ptr();
         }
-        let mut cooperative = CUlaunchAttribute {
-            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
-            pad: [0; 4],
-            value: CUlaunchAttributeValue { cooperative: 1 },
-        };
+        let function = self.functions[launch.kernel.index()];
+        let attribute = |id, value| CUlaunchAttribute { id, pad: [0; 4], value };
+        let mut attributes = [
+            launch.cooperative.then(|| {
+                let value = CUlaunchAttributeValue { cooperative: 1 };
+                attribute(CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value)
+            }),
+            function.may_begin_early.then(|| {
+                let value = CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
+                attribute(CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value)
+            }),
+        ]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>();
         let [x, y, z] = launch.grid;
         let config = CUlaunchConfig {
             gridDimX: x,
@@ -316,13 +343,13 @@ impl Device for Driver {
             blockDimZ: 1,
             sharedMemBytes: launch.shared_bytes,
             hStream: self.stream,
-            attrs: &raw mut cooperative,
-            numAttrs: launch.cooperative.into(),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
         };
-        let function = self.functions[launch.kernel.index()];
         // SAFETY: `check` has compared the arguments with the kernel's parameters; the driver copies them before it returns. What
         // they mean is the caller's obligation.
-        let answer = unsafe { sys::cuLaunchKernelEx(&raw const config, function, parameters.as_mut_ptr(), null_mut()) };
+        let answer =
+            unsafe { sys::cuLaunchKernelEx(&raw const config, function.handle, parameters.as_mut_ptr(), null_mut()) };
         call("cuLaunchKernelEx", answer)
     }
 

@@ -164,6 +164,22 @@ kernels! {
     AttentionDecodeF16 = c"attention_decode_f16", "pppppppppppppiiiiiffi";
     /// Rotation, store and attention of rows of different sequences, over a cache of f32.
     AttentionDecodeF32 = c"attention_decode_f32", "pppppppppppppiiiiiffi";
+    /// Attention on tensor cores with heads of 64 over a cache of bf16.
+    AttentionMmaBf16Dim64 = c"attention_mma_bf16_64", "ppppppppppppppiiiiiffi";
+    /// Attention on tensor cores with heads of 96 over a cache of bf16.
+    AttentionMmaBf16Dim96 = c"attention_mma_bf16_96", "ppppppppppppppiiiiiffi";
+    /// Attention on tensor cores with heads of 128 over a cache of bf16.
+    AttentionMmaBf16Dim128 = c"attention_mma_bf16_128", "ppppppppppppppiiiiiffi";
+    /// Attention on tensor cores with heads of 256 over a cache of bf16.
+    AttentionMmaBf16Dim256 = c"attention_mma_bf16_256", "ppppppppppppppiiiiiffi";
+    /// Attention on tensor cores with heads of 64 over a cache of f16.
+    AttentionMmaF16Dim64 = c"attention_mma_f16_64", "ppppppppppppppiiiiiffi";
+    /// Attention on tensor cores with heads of 96 over a cache of f16.
+    AttentionMmaF16Dim96 = c"attention_mma_f16_96", "ppppppppppppppiiiiiffi";
+    /// Attention on tensor cores with heads of 128 over a cache of f16.
+    AttentionMmaF16Dim128 = c"attention_mma_f16_128", "ppppppppppppppiiiiiffi";
+    /// Attention on tensor cores with heads of 256 over a cache of f16.
+    AttentionMmaF16Dim256 = c"attention_mma_f16_256", "ppppppppppppppiiiiiffi";
     /// Tiles of a matrix of f16 for [`Kernel::GemmMmaF16R8`] and its kind.
     ShuffleF16 = c"shuffle_f16", "ppii";
     /// Tiles of a matrix of bf16 for [`Kernel::GemmMmaBf16R8`] and its kind.
@@ -299,6 +315,13 @@ impl Kernel {
     pub fn index(self) -> usize {
         self as usize
     }
+
+    /// Whether it waits by itself for what the kernel before it wrote (`wait_for_previous` in `kernels/cuda/ptx.cuh`), and so may
+    /// begin before that one has ended.
+    pub fn waits_for_previous(self) -> bool {
+        const FILES: [&[u8]; 3] = [b"gemv_fused_", b"attention_decode_", b"attention_mma_"];
+        FILES.iter().any(|file| self.name().to_bytes().starts_with(file))
+    }
 }
 
 #[cfg(test)]
@@ -312,5 +335,27 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), Kernel::ALL.len());
+    }
+
+    #[test]
+    fn the_kernels_that_wait_are_those_whose_files_say_so() {
+        let sources = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/cuda")).unwrap();
+        let files =
+            sources.map(|file| file.unwrap().path()).filter(|file| file.extension().is_some_and(|end| end == "cu"));
+        let says_so =
+            |file: &std::path::PathBuf| std::fs::read_to_string(file).unwrap().contains("wait_for_previous()");
+        let mut expected: Vec<String> =
+            files.filter(says_so).map(|file| file.file_stem().unwrap().to_str().unwrap().to_owned()).collect();
+        let waiting = Kernel::ALL.iter().filter(|kernel| kernel.waits_for_previous());
+        let mut actual: Vec<String> = waiting
+            .map(|kernel| {
+                let name = kernel.name().to_str().unwrap();
+                expected.iter().find(|file| name.starts_with(file.as_str())).unwrap_or(&name.to_owned()).clone()
+            })
+            .collect();
+        expected.sort_unstable();
+        actual.sort_unstable();
+        actual.dedup();
+        assert_eq!(actual, expected);
     }
 }

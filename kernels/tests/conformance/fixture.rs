@@ -105,11 +105,15 @@ impl Sequences {
         AttentionParams { layer: LAYER, heads: self.heads, scale, scheme: how.scheme, softmax }
     }
 
-    /// Rounds keys and values to what the storage type holds, so that its rounding is not part of what is compared.
+    /// Rounds keys and values to what the storage type holds, so that its rounding is not part of what is compared, and queries to
+    /// what a backend may round them to beside such keys.
     pub(crate) fn round_to_storage(&mut self) {
         let (q_width, width) = (self.heads.q_width(), self.heads.qkv_width());
         for row in self.qkv.iter_mut().flat_map(|rows| rows.chunks_exact_mut(width)) {
-            let stored = &mut row[q_width..];
+            let (queries, stored) = row.split_at_mut(q_width);
+            if matches!(self.dtype, KvDtype::BF16 | KvDtype::Q8_0) {
+                queries.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
+            }
             match self.dtype {
                 KvDtype::F32 => {}
                 KvDtype::F16 => stored.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32()),

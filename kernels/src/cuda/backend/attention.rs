@@ -1,8 +1,10 @@
-//! Attention of a step by `attention_plain_T`, and the baseline by `attention_naive_T` (`kernels/cuda/attention_*.cu`).
+//! Attention of a step (`kernels/cuda/attention_*.cu`): on tensor cores where [`super::tensor_cores`] knows heads and cache, else by
+//! multiply-adds, and the baseline.
 
 use super::buffer::{Buffer, grow, zeros};
 use super::kv_cache::{KvCache, stored};
 use super::tables::Addresses;
+use super::tensor_cores::Form;
 use super::{Cuda, Work, int, kind_of};
 use crate::cuda::device::{Argument, Device, DevicePtr};
 use crate::cuda::error::DeviceError;
@@ -47,10 +49,10 @@ impl<D: Device> AttentionWork<D> {
         [self.states.address(), self.tickets.address()]
     }
 
-    /// Room for so many rows times groups of heads.
-    fn reserve(&mut self, device: &Arc<D>, units: usize, head_dim: usize) -> Result<(), DeviceError> {
-        grow(&mut self.states, device, "states of splits", units * MAX_SPLITS * HEADS * (head_dim + 2))?;
-        grow(&mut self.tickets, device, "tickets of rows", units)
+    /// Room for the states of so many rows and heads, and for tickets.
+    fn reserve(&mut self, device: &Arc<D>, vectors: usize, head_dim: usize, tickets: usize) -> Result<(), DeviceError> {
+        grow(&mut self.states, device, "states of splits", vectors * MAX_SPLITS * (head_dim + 2))?;
+        grow(&mut self.tickets, device, "tickets of rows", tickets)
     }
 }
 
@@ -101,6 +103,14 @@ pub(super) struct Call<'a, D: Device> {
     pub(super) cache: &'a KvCache<D>,
 }
 
+impl<D: Device> Call<'_, D> {
+    /// Its form on tensor cores, if those know its heads and its cache.
+    fn form(&self, cuda: &Cuda<D>) -> Option<Form> {
+        let stored = stored(self.cache.layout.dtype);
+        Form::of(cuda.device.properties(), self.params.heads, stored, self.step.has_one_row_each())
+    }
+}
+
 impl<D: Device> Clone for Call<'_, D> {
     fn clone(&self) -> Self {
         *self
@@ -109,7 +119,36 @@ impl<D: Device> Clone for Call<'_, D> {
 
 impl<D: Device> Copy for Call<'_, D> {}
 
-/// What `attention_plain_T` and `attention_decode_T` are told alike.
+/// How the work of a step is divided.
+struct Division {
+    /// Blocks of threads along the second axis, for each row.
+    groups: usize,
+    /// Rows that a block takes, at most.
+    tile_rows: usize,
+    /// Vectors of a row whose states lie in memory while blocks share them.
+    vectors: usize,
+    /// Blocks of threads that are wanted for each multiprocessor.
+    per_multiprocessor: usize,
+}
+
+impl Division {
+    /// For kernels by multiply-adds.
+    fn plain(heads: HeadLayout) -> Division {
+        let groups = heads.num_kv_heads * (heads.num_heads / heads.num_kv_heads).div_ceil(HEADS);
+        Division { groups, tile_rows: 1, vectors: groups * HEADS, per_multiprocessor: BLOCKS_PER_MULTIPROCESSOR }
+    }
+
+    fn on_tensor_cores(heads: HeadLayout, form: &Form) -> Division {
+        Division {
+            groups: heads.num_kv_heads * form.parts,
+            tile_rows: form.tile_rows,
+            vectors: heads.num_heads,
+            per_multiprocessor: form.resident.clamp(1, BLOCKS_PER_MULTIPROCESSOR),
+        }
+    }
+}
+
+/// What the kernels are told alike.
 struct Prepared {
     tables: Addresses,
     /// Blocks of threads along the second and third axis.
@@ -129,21 +168,22 @@ fn prepare<D: Device>(
     cuda: &Cuda<D>,
     work: &mut Work<D>,
     call: Call<'_, D>,
+    division: &Division,
     out: &Buffer<D>,
 ) -> Result<Prepared, DeviceError> {
     let Call { step, params, qkv, cache } = call;
-    let HeadLayout { num_heads, num_kv_heads, head_dim } = params.heads;
+    let HeadLayout { num_kv_heads, head_dim, .. } = params.heads;
     let (rows, device) = (step.num_rows(), &cuda.device);
     assert_eq!(qkv.cols(), params.heads.qkv_width(), "qkv holds the heads it is said to");
     assert_eq!(out.cols(), params.heads.q_width(), "one output element per query element");
     let tables = work.tables.of(device, step)?;
-    let groups = num_kv_heads * (num_heads / num_kv_heads).div_ceil(HEADS);
-    let wanted = BLOCKS_PER_MULTIPROCESSOR * device.properties().multiprocessors as usize;
-    let splits = (wanted / (rows * groups).max(1)).clamp(1, MAX_SPLITS);
+    let &Division { groups, tile_rows, vectors, per_multiprocessor } = division;
+    let wanted = per_multiprocessor * device.properties().multiprocessors as usize;
+    let splits = (wanted / (rows.div_ceil(tile_rows) * groups).max(1)).clamp(1, MAX_SPLITS);
     let (mut states, mut tickets) = (DevicePtr(0), DevicePtr(0));
     if splits > 1 {
         let attention = &mut work.attention;
-        attention.reserve(device, rows * groups, head_dim)?;
+        attention.reserve(device, rows * vectors, head_dim, rows * groups)?;
         (states, tickets) = (attention.states.address(), attention.tickets.address());
     }
     let (arm, references): (i32, Vec<f32>) = match params.softmax {
@@ -161,7 +201,7 @@ fn prepare<D: Device>(
             assert_eq!(references.len(), 3 * num_kv_heads, "a range per KV head");
             work.softmax_references(device, &references)?
         }
-        _ => Argument::Pointer(DevicePtr(0)),
+        _ => NULL,
     };
     let keys: usize = step.spans.iter().map(|span| span.context_len).sum();
     let bytes = 2 * keys * num_kv_heads * head_dim * stored(cache.layout.dtype).bytes()
@@ -172,14 +212,102 @@ fn prepare<D: Device>(
 
 /// Attention of every row; the cache counts the (row, head) pairs that were computed again.
 pub(super) fn attention<D: Device>(cuda: &Cuda<D>, call: Call<'_, D>, out: &mut Buffer<D>) -> Result<(), DeviceError> {
+    if call.params.scheme == AttentionScheme::Naive {
+        return naive(cuda, call, out);
+    }
+    match call.form(cuda) {
+        Some(form) => on_tensor_cores(cuda, call, &form, None, out),
+        None => plain(cuda, call, out),
+    }
+}
+
+/// Norms, rotation, store and attention of rows of which no two are of one sequence. Whether they were done: a row may have more
+/// heads than one block of threads takes.
+pub(super) fn rope_attention<D: Device>(
+    cuda: &Cuda<D>,
+    call: Call<'_, D>,
+    turn: &Turn<'_, Cuda<D>>,
+    out: &mut Buffer<D>,
+) -> Result<bool, DeviceError> {
+    turn.rope.check();
+    assert_eq!(turn.angles.cols(), turn.rope.rotary_dim, "the angles are of this rotation");
+    assert!(turn.rope.rotary_dim <= call.params.heads.head_dim, "no more turns than a head has");
+    match call.form(cuda) {
+        Some(form) if form.parts > 1 => return Ok(false),
+        Some(form) => on_tensor_cores(cuda, call, &form, Some(turn), out)?,
+        None => decode(cuda, call, turn, out)?,
+    }
+    Ok(true)
+}
+
+const NULL: Argument = Argument::Pointer(DevicePtr(0));
+
+/// Weights of norms of query and key heads, and their eps.
+fn norms<D: Device>(turn: &Turn<'_, Cuda<D>>, head_dim: usize) -> [Argument; 3] {
+    let (q_weight, k_weight, eps) = turn.qk_norm.map_or((NULL, NULL, 0.0), |(q_weight, k_weight, eps)| {
+        (q_weight.elements(head_dim), k_weight.elements(head_dim), eps)
+    });
+    [q_weight, k_weight, Argument::F32(eps)]
+}
+
+/// By `attention_mma_T_D`: of rows that are turned and stored, or with the turn that is still to come.
+fn on_tensor_cores<D: Device>(
+    cuda: &Cuda<D>,
+    call: Call<'_, D>,
+    form: &Form,
+    turn: Option<&Turn<'_, Cuda<D>>>,
+    out: &mut Buffer<D>,
+) -> Result<(), DeviceError> {
     let Call { step, params, qkv, cache } = call;
     let HeadLayout { num_heads, num_kv_heads, head_dim } = params.heads;
     let rows = step.num_rows();
-    if params.scheme == AttentionScheme::Naive {
-        return naive(cuda, call, out);
-    }
+    let [q_weight, k_weight, eps] = turn.map_or([NULL, NULL, Argument::F32(0.0)], |turn| norms(turn, head_dim));
+    // Without angles rows are turned already.
+    let angles = turn.map_or(NULL, |turn| turn.angles.rows(rows));
+    let (rotary_dim, kind) =
+        turn.map_or((int(0), Argument::I32(0)), |turn| (int(turn.rope.rotary_dim), kind_of(turn.rope)));
     let mut work = cuda.work();
-    let prepared = prepare(cuda, &mut work, call, out)?;
+    let prepared = prepare(cuda, &mut work, call, &Division::on_tensor_cores(params.heads, form), out)?;
+    let arguments = [
+        qkv.rows(rows),
+        angles,
+        q_weight,
+        k_weight,
+        cache.layer(params.layer),
+        prepared.tables.spans,
+        prepared.tables.positions,
+        prepared.tables.table_starts,
+        prepared.tables.block_tables,
+        prepared.references,
+        Argument::Pointer(prepared.states),
+        Argument::Pointer(prepared.tickets),
+        cache.count(params.layer),
+        out.rows(rows),
+        int(num_heads),
+        int(num_kv_heads),
+        int(form.tile_rows),
+        rotary_dim,
+        kind,
+        eps,
+        Argument::F32(prepared.log2_scale),
+        Argument::I32(prepared.arm),
+    ];
+    let grid = [rows, prepared.groups, prepared.splits];
+    // SAFETY: as in `plain`; threads, shared memory, rows of a tile and parts are of one form; where rows are still to be turned, the
+    // caller has made sure that no two are of one sequence and parts is 1, and angles and norms are as in `decode`.
+    unsafe {
+        cuda.launch_with_shared(form.kernel, grid, (form.threads, form.shared_bytes), &arguments, prepared.bytes);
+    }
+    Ok(())
+}
+
+/// By `attention_plain_T`.
+fn plain<D: Device>(cuda: &Cuda<D>, call: Call<'_, D>, out: &mut Buffer<D>) -> Result<(), DeviceError> {
+    let Call { step, params, qkv, cache } = call;
+    let HeadLayout { num_heads, num_kv_heads, head_dim } = params.heads;
+    let rows = step.num_rows();
+    let mut work = cuda.work();
+    let prepared = prepare(cuda, &mut work, call, &Division::plain(params.heads), out)?;
     let arguments = [
         qkv.rows(rows),
         cache.layer(params.layer),
@@ -206,8 +334,8 @@ pub(super) fn attention<D: Device>(cuda: &Cuda<D>, call: Call<'_, D>, out: &mut 
     Ok(())
 }
 
-/// Norms, rotation, store and attention of rows of which no two are of one sequence.
-pub(super) fn rope_attention<D: Device>(
+/// By `attention_decode_T`.
+fn decode<D: Device>(
     cuda: &Cuda<D>,
     call: Call<'_, D>,
     turn: &Turn<'_, Cuda<D>>,
@@ -216,15 +344,9 @@ pub(super) fn rope_attention<D: Device>(
     let Call { step, params, qkv, cache } = call;
     let HeadLayout { num_heads, num_kv_heads, head_dim } = params.heads;
     let rows = step.num_rows();
-    turn.rope.check();
-    assert_eq!(turn.angles.cols(), turn.rope.rotary_dim, "the angles are of this rotation");
-    assert!(turn.rope.rotary_dim <= head_dim, "no more turns than a head has");
-    let null = Argument::Pointer(DevicePtr(0));
-    let (q_weight, k_weight, eps) = turn.qk_norm.map_or((null, null, 0.0), |(q_weight, k_weight, eps)| {
-        (q_weight.elements(head_dim), k_weight.elements(head_dim), eps)
-    });
+    let [q_weight, k_weight, eps] = norms(turn, head_dim);
     let mut work = cuda.work();
-    let prepared = prepare(cuda, &mut work, call, out)?;
+    let prepared = prepare(cuda, &mut work, call, &Division::plain(params.heads), out)?;
     let arguments = [
         qkv.rows(rows),
         turn.angles.rows(rows),
@@ -244,13 +366,13 @@ pub(super) fn rope_attention<D: Device>(
         int(head_dim),
         int(turn.rope.rotary_dim),
         kind_of(turn.rope),
-        Argument::F32(eps),
+        eps,
         Argument::F32(prepared.log2_scale),
         Argument::I32(prepared.arm),
     ];
     let kernels = [Kernel::AttentionDecodeF16, Kernel::AttentionDecodeBf16, Kernel::AttentionDecodeF32];
     let (kernel, grid) = (stored(cache.layout.dtype).kernel(kernels), [rows, prepared.groups, prepared.splits]);
-    // SAFETY: as in `attention`; the caller has made sure that no two rows are of one sequence; norms, if there are any, have a weight
+    // SAFETY: as in `plain`; the caller has made sure that no two rows are of one sequence; norms, if there are any, have a weight
     // per element of a head, and angles a row of `rotary_dim` for each row.
     unsafe { cuda.launch(kernel, grid, 128, &arguments, prepared.bytes) };
     Ok(())

@@ -12,6 +12,7 @@ mod graphs;
 mod kv_cache;
 mod observe;
 mod tables;
+mod tensor_cores;
 mod tiles;
 mod weights;
 
@@ -476,11 +477,13 @@ impl<D: Device> Backend for Cuda<D> {
         // Rows of one sequence see keys of each other, which that kernel stores as it goes.
         if params.scheme == AttentionScheme::SplitKv && step.has_one_row_each() {
             self.check(step, params.heads, cache.layout);
-            done(attention::rope_attention(self, Call { step, params, qkv, cache }, &turn, out));
-        } else {
-            self.turn_and_store(step, turn, params, qkv, cache);
-            self.attention(step, params, qkv, cache, out);
+            let outcome = attention::rope_attention(self, Call { step, params, qkv, cache }, &turn, out);
+            if outcome.unwrap_or_else(|error| panic!("{error}")) {
+                return;
+            }
         }
+        self.turn_and_store(step, turn, params, qkv, cache);
+        self.attention(step, params, qkv, cache, out);
     }
 
     fn add(&self, rows: usize, residual: &mut Buffer<D>, delta: &Buffer<D>) {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 const ALIGNMENT: usize = 64;
 /// Integers that the tables of a step take without taking more memory.
 const INTEGERS: usize = 1 << 16;
-const NUM_TABLES: usize = 6;
+const NUM_TABLES: usize = 7;
 
 /// What the device has of a step. Where a table begins depends on the number of rows and of rows of logits alone.
 pub(super) struct DeviceTables<D: Device> {
@@ -30,6 +30,7 @@ pub(super) struct Addresses {
     pub(super) positions: Argument,
     pub(super) slots: Argument,
     pub(super) table_starts: Argument,
+    pub(super) spans: Argument,
     pub(super) block_tables: Argument,
 }
 
@@ -50,8 +51,9 @@ impl<D: Device> DeviceTables<D> {
         if !same(&self.step, step) {
             self.set(device, StepInputs { tokens: &[], tables: step, logit_rows: &[] })?;
         }
-        let [_, positions, slots, table_starts, _, block_tables] = std::array::from_fn(|table| self.table(table));
-        Ok(Addresses { positions, slots, table_starts, block_tables })
+        let [_, positions, slots, table_starts, _, spans, block_tables] =
+            std::array::from_fn(|table| self.table(table));
+        Ok(Addresses { positions, slots, table_starts, spans, block_tables })
     }
 
     /// Uploads all that a step is told, unless it was the last one.
@@ -60,9 +62,11 @@ impl<D: Device> DeviceTables<D> {
         if same(&self.step, step) && self.tokens == tokens && self.logit_rows == logit_rows {
             return Ok(());
         }
-        let starts_of_rows = step.spans.iter().flat_map(|span| span.rows.clone().map(|_| span.blocks.start as u32));
-        let starts_of_rows: Vec<u32> = starts_of_rows.collect();
-        let tables = [tokens, &step.positions, &step.slots, &starts_of_rows, logit_rows, &step.block_tables];
+        let rows_of_spans = || step.spans.iter().flat_map(|span| span.rows.clone().map(move |_| span));
+        let starts: Vec<u32> = rows_of_spans().map(|span| span.blocks.start as u32).collect();
+        let spans: Vec<u32> =
+            rows_of_spans().flat_map(|span| [span.rows.start, span.rows.len()].map(|x| x as u32)).collect();
+        let tables = [tokens, &step.positions, &step.slots, &starts, logit_rows, &spans, &step.block_tables];
         self.packed.clear();
         for (start, table) in self.starts.iter_mut().zip(tables) {
             self.packed.resize(self.packed.len().next_multiple_of(ALIGNMENT), 0);
