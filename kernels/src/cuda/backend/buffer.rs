@@ -1,9 +1,9 @@
 //! Activations and vectors of weights in a device's memory.
 
+use crate::Error;
 use crate::cuda::device::{Argument, Device};
 use crate::cuda::error::DeviceError;
 use crate::cuda::memory::{Arena, Memory, Plain};
-use crate::Error;
 use std::sync::Arc;
 
 /// The seam's error of a device's.

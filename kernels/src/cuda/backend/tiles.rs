@@ -14,7 +14,7 @@ pub(super) const PANEL: usize = 16;
 /// Columns of a step.
 const STEP: usize = 32;
 /// A file's rows that are on the device beside their tiles, at most, or one panel of them.
-const STAGING_BYTES: usize = 64 << 20;
+const STAGING_BYTES: usize = 4 << 20;
 
 /// A type that has tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,12 +124,7 @@ pub(super) fn make_tiles<D: Device>(
 }
 
 /// Writes `len` bytes, which begin at `begin` of all that lies one behind the other, to the beginning of memory.
-fn write_range<D: Device>(
-    to: &mut Memory<D, u8>,
-    file: &[&[u8]],
-    begin: usize,
-    len: usize,
-) -> Result<(), DeviceError> {
+fn write_range<D: Device>(to: &mut Memory<D, u8>, file: &[&[u8]], begin: usize, len: usize) -> Result<(), DeviceError> {
     let mut at = 0;
     for part in file {
         let (from, until) = (begin.max(at), (begin + len).min(at + part.len()));
@@ -248,7 +243,10 @@ mod tests {
         for (rows, piece) in [(8, 64), (16, 32), (32, 32), (64, 16)] {
             for weight_type in [WeightType::Q4_0, WeightType::Q4_K, WeightType::F16] {
                 let (found, bytes) = staged(weight_type, rows, 14336, 99);
-                assert!(found == piece && bytes + STATIC_BYTES <= 99 << 10, "{weight_type:?}, {rows} rows: {found}, {bytes}");
+                assert!(
+                    found == piece && bytes + STATIC_BYTES <= 99 << 10,
+                    "{weight_type:?}, {rows} rows: {found}, {bytes}"
+                );
             }
         }
     }

@@ -1,9 +1,9 @@
 //! Weight matrices in a device's memory. A part whose type has tiles is stored as those alone: products read them, and so do
 //! look-ups in a table, which may be the output head as well. Other parts stay in the file's blocks.
 
+use super::Cuda;
 use super::buffer::{to_error, zeros};
 use super::tiles::{TiledType, make_tiles, panel_bytes};
-use super::Cuda;
 use crate::cuda::device::{Argument, Device};
 use crate::cuda::error::DeviceError;
 use crate::cuda::kernels::Kernel;
