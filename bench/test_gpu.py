@@ -31,7 +31,7 @@ what=$1; [ "$1" != bench ] || what=$2
 case $what in --version) echo "taper 0.1.0"; exit ;; doctor) echo '{"version":"0.1.0","commit":"abc123","isa":"x"}'; exit ;; esac
 while [ $# -gt 0 ]; do [ "$1" != --json ] || json=$2; shift; done
 [ ! -f "$here/$what.says" ] || . "$here/$what.says"
-if [ "$what" = selftest ]; then echo "GPU 0, NVIDIA H200, cuda-float32: 123 checks, all passed"; exit; fi
+if [ "$what" = selftest ]; then echo "GPU 0, NVIDIA H200, cuda-bf16: 123 checks, all passed"; exit; fi
 [ "$what" != bandwidth ] || echo '{"bench":"bandwidth","case":"best","params":{},"median":4000,"p10":3900,"p90":4100,"unit":"GB/s","gbps":4000,"isa":"cuda","machine":"NVIDIA H200"}' >"$json"
 [ "$what" = bandwidth ] || echo '{"bench":"gemm","case":"BF16 28672x4096 M=1","params":{"type":"BF16","n":28672,"k":4096,"m":1},"median":3600,"p10":3500,"p90":3700,"unit":"GFLOP/s","gbps":3600,"isa":"cuda","machine":"NVIDIA H200"}' >"$json"
 """

@@ -161,7 +161,7 @@ fn the_selftest_opens_the_gpu_and_believes_no_answer_that_is_wrong() {
     let output = run("");
     let (said, table) = (String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("checks failed") && table.contains("GPU 0, NVIDIA H200, cuda-float32"), "{said}{table}");
+    assert!(said.contains("checks failed") && table.contains("GPU 0, NVIDIA H200, cuda-bf16"), "{said}{table}");
     assert!(table.contains("rms_norm"), "{table}");
     let output = run("other-kernels");
     let said = String::from_utf8_lossy(&output.stderr);

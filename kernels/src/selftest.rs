@@ -5,7 +5,7 @@ mod data;
 
 use crate::{
     Activations, AttentionParams, AttentionScheme, BLOCK_SIZE, Backend, Error, HeadLayout, KvDtype, KvLayout,
-    MatrixData, Reference, Rope, RopeKind, SequenceSpan, Softmax, StepTables, UnifiedRange, WeightType,
+    MatrixData, Reference, Rope, RopeKind, SequenceSpan, Softmax, StepTables, UnifiedRange, WeightType, cuda,
 };
 use data::{Random, random_matrix};
 
@@ -103,6 +103,10 @@ fn linear<B: Backend>(backend: &B, weight_type: WeightType, rows: usize) -> Resu
     let bytes = random_matrix(&mut random, weight_type, outputs, inputs);
     let (x, bias) = (random.normals(rows * inputs), random.normals(outputs));
     let tolerance = match backend.info().numerics_class {
+        // 6.5 standard deviations of the error that rounding to so many bits makes: `2^-bits / sqrt(3 * 3 / (2 ln 2))`.
+        cuda::NUMERICS_CLASS if cuda::activation_bits(weight_type) < f32::MANTISSA_DIGITS => {
+            2.56 * 0.5_f64.powi(cuda::activation_bits(weight_type) as i32)
+        }
         _ if matches!(weight_type, WeightType::F32 | WeightType::F16) => 1e-4,
         _ if weight_type == WeightType::BF16 => 1e-2,
         class if class == Activations::Mixed.class() => 5e-2,

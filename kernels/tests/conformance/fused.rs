@@ -23,10 +23,10 @@ pub(crate) fn suite<B: Backend>(backend: &B) {
 /// Types and rows of stacked parts; each has as many rows in its first half as in its second.
 fn matrices() -> [&'static [(WeightType, usize)]; 5] {
     [
-        &[(WeightType::F32, 12), (WeightType::F32, 12)],
-        &[(WeightType::Q4_1, 40), (WeightType::Q4_1, 40)],
-        &[(WeightType::Q6_K, 17), (WeightType::Q6_K, 17)],
+        &[(WeightType::Q4_1, 48), (WeightType::Q4_1, 48)],
         &[(WeightType::Q4_K, 24), (WeightType::Q6_K, 24)],
+        &[(WeightType::F32, 12), (WeightType::F32, 12)],
+        &[(WeightType::Q6_K, 17), (WeightType::Q6_K, 17)],
         &[(WeightType::BF16, 32), (WeightType::BF16, 16), (WeightType::Q8_0, 16)],
     ]
 }

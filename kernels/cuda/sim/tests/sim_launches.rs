@@ -7,7 +7,8 @@ use std::sync::Arc;
 use taper_cuda_sim::{Schedule, Sim, differences};
 use taper_kernels::cuda::read::Stream;
 use taper_kernels::cuda::softmax::{SoftmaxForm, SoftmaxRows};
-use taper_kernels::cuda::{Device, Kernel};
+use taper_kernels::cuda::{Cuda, Device, Kernel};
+use taper_kernels::{Backend, MatrixData, WeightType};
 
 fn schedules() -> impl Iterator<Item = Schedule> {
     (0..Schedule::COUNT).map(Schedule)
@@ -98,5 +99,30 @@ fn a_read_stream_reads_every_word_once() {
         stream.words().write(0, &values).unwrap();
         stream.run(&device).unwrap();
         assert_eq!(stream.found().unwrap(), values.iter().fold(0, |sum, word| sum ^ word), "{words}");
+    }
+}
+
+/// Rows go to the device 4 MiB at a time, whole panels of them: here in two pieces, the first of which ends within the second
+/// tensor.
+#[test]
+fn a_matrix_that_comes_in_pieces_has_all_of_its_rows() {
+    let (cols, rows) = (1024, [100, 1979]);
+    let backend = Cuda::new(Arc::new(Sim::new(Schedule(5)))).unwrap();
+    let bits = |row: usize, col: usize| ((row * 31 + col * 7919) % 0x7f80) as u16;
+    let tensor = |rows: std::ops::Range<usize>| -> Vec<u8> {
+        rows.flat_map(|row| (0..cols).flat_map(move |col| bits(row, col).to_le_bytes())).collect()
+    };
+    let tensors = [tensor(0..rows[0]), tensor(rows[0]..rows[0] + rows[1])];
+    let part = |i: usize| MatrixData { weight_type: WeightType::BF16, rows: rows[i], cols, bytes: &tensors[i] };
+    let matrix = backend.matrix(&[part(0), part(1)]).unwrap();
+    assert_eq!(backend.matrix_bytes(&matrix), 2080 * 2 * cols, "panels are whole");
+    let tokens = [0, 99, 100, 2047, 2048, 2078];
+    let mut out = backend.buffer(tokens.len(), cols).unwrap();
+    backend.embed(&matrix, &tokens, &mut out);
+    let mut values = vec![0.0; tokens.len() * cols];
+    backend.read_rows(&out, 0..tokens.len(), &mut values);
+    for (&token, row) in tokens.iter().zip(values.chunks(cols)) {
+        let expected = (0..cols).map(|col| u32::from(bits(token as usize, col)) << 16);
+        assert!(row.iter().map(|x| x.to_bits()).eq(expected), "row {token}");
     }
 }

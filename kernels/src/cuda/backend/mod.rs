@@ -26,7 +26,7 @@ use super::kernels::Kernel;
 use super::memory::Memory;
 use crate::{
     AttentionParams, AttentionScheme, Backend, BackendInfo, Error, HeadLayout, KvLayout, MatrixData, Norm, Rope,
-    RopeKind, ScoreStatistics, StepInputs, StepTables, Turn,
+    RopeKind, ScoreStatistics, StepInputs, StepTables, Turn, WeightType,
 };
 use attention::{AttentionWork, Call};
 use buffer::{grow, to_error, zeros};
@@ -35,6 +35,7 @@ use graphs::{Checks, Graphs, Kind, Plan, Recorded, WorkAddresses};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tables::DeviceTables;
+use tiles::TiledType;
 
 /// The backend of a device.
 pub struct Cuda<D: Device> {
@@ -183,7 +184,16 @@ impl<D: Device> Work<D> {
 const FLOAT: usize = size_of::<f32>();
 /// Products with tiles have activations in bfloat16 (with float16 weights, in float16 scaled to fit), all others in float32; sums
 /// are float32 in the order of `kernels/cuda/gemm_mma.cu` or `gemv.cuh`.
-pub(crate) const NUMERICS_CLASS: &str = "cuda-bf16";
+pub const NUMERICS_CLASS: &str = "cuda-bf16";
+
+/// Significant bits that activations have in products with weights of a type, with an even number of columns.
+pub fn activation_bits(weight_type: WeightType) -> u32 {
+    match TiledType::of(weight_type, 256) {
+        None => f32::MANTISSA_DIGITS,
+        Some(_) if weight_type == WeightType::F16 => 11,
+        Some(_) => 8,
+    }
+}
 
 impl<D: Device> Backend for Cuda<D> {
     type Buffer = Buffer<D>;

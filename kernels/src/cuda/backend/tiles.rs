@@ -14,7 +14,7 @@ pub(super) const PANEL: usize = 16;
 /// Columns of a step.
 const STEP: usize = 32;
 /// A file's rows that are on the device beside their tiles, at most, or one panel of them.
-const STAGING_BYTES: usize = 64 << 20;
+const STAGING_BYTES: usize = 4 << 20;
 
 /// A type that has tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
