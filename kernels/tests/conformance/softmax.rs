@@ -14,10 +14,15 @@ const PAIRS: u64 = (ROWS * HEADS.num_heads) as u64;
 const F16_MAX: f32 = 65504.0;
 
 pub(crate) fn suite<B: Backend>(backend: &B) {
-    hard_scores(backend);
-    rows_that_do_not_fit_are_computed_again_alone(backend);
+    // Of each of a device's kernels one; on tensor cores references are fixed where weights are of bfloat16 alone.
+    let caches: &[KvDtype] =
+        if backend.info().name == "cuda" { &[KvDtype::BF16, KvDtype::F32] } else { &[KvDtype::F16] };
+    for &dtype in caches {
+        hard_scores(backend, dtype);
+        rows_that_do_not_fit_are_computed_again_alone(backend, dtype);
+        bits_are_equal_up_to_a_spread_of_102(backend, dtype);
+    }
     fixed_references_have_the_bits_of_running_ones(backend);
-    bits_are_equal_up_to_a_spread_of_102(backend);
 }
 
 const fn ranges(phi: i32, a: f32, b: f32) -> [UnifiedRange; 2] {
@@ -25,8 +30,9 @@ const fn ranges(phi: i32, a: f32, b: f32) -> [UnifiedRange; 2] {
 }
 
 /// A sequence in which every query scores `score(i)` (log2 units, about) with key i, which holds `value(i)` or its negative.
-fn with_scores(len: usize, score: impl Fn(usize) -> f32, value: impl Fn(usize) -> f32) -> Sequences {
+fn with_scores(dtype: KvDtype, len: usize, score: impl Fn(usize) -> f32, value: impl Fn(usize) -> f32) -> Sequences {
     let mut sequences = Sequences::new(&mut SplitMix::new(30), HEADS, &[len]);
+    sequences.dtype = dtype;
     for (position, row) in sequences.qkv[0].chunks_exact_mut(HEADS.qkv_width()).enumerate() {
         // Queries are ones and keys equal numbers: the score is 64 key / sqrt(64), and the bound of the scores is reached.
         let (q, kv) = row.split_at_mut(HEADS.q_width());
@@ -137,11 +143,11 @@ fn cases() -> Vec<Hard> {
     cases
 }
 
-fn hard_scores<B: Backend>(backend: &B) {
+fn hard_scores<B: Backend>(backend: &B, dtype: KvDtype) {
     let around_zero = ranges(0, -60.0, 60.0);
     for hard in thinned(cases(), 5) {
-        let what = format!("{}, {} keys", hard.what, hard.len);
-        let sequences = with_scores(hard.len, &hard.score, &hard.value);
+        let what = format!("{}, {} keys, {dtype:?}", hard.what, hard.len);
+        let sequences = with_scores(dtype, hard.len, &hard.score, &hard.value);
         let largest = (0..hard.len).map(&hard.value).fold(0.0, f32::max);
         let (online, none) = error(backend, &sequences, How::ONLINE, &what);
         assert_eq!(none, 0);
@@ -159,7 +165,7 @@ fn hard_scores<B: Backend>(backend: &B) {
     }
     // The exponent ends at 127: what a wider range lets through there would be cut.
     let wide = ranges(-400, -1000.0, 1000.0);
-    let sequences = with_scores(300, |i| (i % 5) as f32, |i| i as f32);
+    let sequences = with_scores(dtype, 300, |i| (i % 5) as f32, |i| i as f32);
     let (expected, _) = error(backend, &sequences, How::ONLINE, "a reference far below");
     let (error, count) = error(backend, &sequences, How::split_kv(Softmax::Calibrated(&wide)), "a reference far below");
     assert!(error <= 1.05 * expected + 1e-5);
@@ -167,8 +173,9 @@ fn hard_scores<B: Backend>(backend: &B) {
 }
 
 /// One head of one row is unfit; nothing else is computed again, and it has the bits of running references.
-fn rows_that_do_not_fit_are_computed_again_alone<B: Backend>(backend: &B) {
+fn rows_that_do_not_fit_are_computed_again_alone<B: Backend>(backend: &B, dtype: KvDtype) {
     let mut sequences = Sequences::new(&mut SplitMix::new(31), HEADS, &[700]);
+    sequences.dtype = dtype;
     let (row, head) = (690, 4);
     let query = row * HEADS.qkv_width() + head * HEADS.head_dim;
     sequences.qkv[0][query..][..HEADS.head_dim].iter_mut().for_each(|x| *x *= 100.0);
@@ -181,7 +188,7 @@ fn rows_that_do_not_fit_are_computed_again_alone<B: Backend>(backend: &B) {
 
 /// Scores from -51 to 51, in rising, falling and mixed order, values down to the smallest of float16, and references at both
 /// ends of what the condition for equal bits allows.
-fn bits_are_equal_up_to_a_spread_of_102<B: Backend>(backend: &B) {
+fn bits_are_equal_up_to_a_spread_of_102<B: Backend>(backend: &B, dtype: KvDtype) {
     let orders: [Of; 3] = [
         Box::new(|i| (i % 600) as f32 * 0.17 - 51.0),
         Box::new(|i| 51.0 - (i % 600) as f32 * 0.17),
@@ -189,7 +196,7 @@ fn bits_are_equal_up_to_a_spread_of_102<B: Backend>(backend: &B) {
     ];
     for score in thinned(orders, 3) {
         for value in [1.0, 2.0_f32.powi(-24)] {
-            let sequences = with_scores(700, &score, |i| value * (1 + i % 3) as f32);
+            let sequences = with_scores(dtype, 700, &score, |i| value * (1 + i % 3) as f32);
             let (expected, _) = run(backend, &sequences, How::ONLINE);
             let (low, high) = (ranges(-60, -200.0, 127.0), ranges(51, -200.0, 127.0));
             for softmax in [Softmax::Bounded, Softmax::Calibrated(&low), Softmax::Calibrated(&high)] {
