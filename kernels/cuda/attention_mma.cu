@@ -641,6 +641,13 @@ __device__ __forceinline__ void attend(const float* qkv, const rope::Unturned& u
   }
 }
 
+// Blocks of threads that a multiprocessor holds at least: with another number the compiler aims at more of them, or fewer, and spills.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int RESIDENT = 0;  // as the compiler likes
+#else
+constexpr int RESIDENT = 2;
+#endif
+
 }  // namespace
 
 // qkv [rows, qkv_width]; angles [rows, rotary_dim] of rows as the product left them, or null; q_weight, k_weight [head_dim], or
@@ -650,7 +657,7 @@ __device__ __forceinline__ void attend(const float* qkv, const rope::Unturned& u
 // if gridDim.z is 1. *recomputed is added the (row, head) pairs that were computed again under running references. out [rows,
 // num_heads * head_dim]; nobody's rows are left alone. log2_scale is the factor on q.k times log2 e.
 #define ATTENTION(name, T, DIM)                                                                                              \
-  extern "C" __global__ void __launch_bounds__(128, 2)                                                                       \
+  extern "C" __global__ void __launch_bounds__(128, RESIDENT)                                                                \
       attention_mma_##name##_##DIM(const float* qkv, const float* angles, const float* q_weight, const float* k_weight,      \
                                    void* layer, const int* spans, const int* positions, const int* table_starts,             \
                                    const int* block_tables, const float* ranges, float* states, unsigned* tickets,           \
