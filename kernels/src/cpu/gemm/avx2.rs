@@ -59,13 +59,16 @@ unsafe fn store(task: &Task, unit: usize, row: usize, sums: __m256) {
     let lanes = HALF.min(task.outputs - first);
     // SAFETY: lanes below `outputs`, the width that out (for `rows` rows) and bias (if any) are valid for.
     unsafe {
-        let out = task.out.add(row * task.out_stride + first);
+        let (out, bias) = (task.out.add(row * task.out_stride + first), task.bias.wrapping_add(first));
+        // Masked stores are microcode on AMD's processors.
+        if lanes == HALF {
+            let sums = if task.bias.is_null() { sums } else { _mm256_add_ps(sums, _mm256_loadu_ps(bias)) };
+            _mm256_storeu_ps(out, sums);
+            return;
+        }
         let order = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
         let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes as i32), order);
-        let mut sums = sums;
-        if !task.bias.is_null() {
-            sums = _mm256_add_ps(sums, _mm256_maskload_ps(task.bias.add(first), mask));
-        }
+        let sums = if task.bias.is_null() { sums } else { _mm256_add_ps(sums, _mm256_maskload_ps(bias, mask)) };
         _mm256_maskstore_ps(out, mask, sums);
     }
 }
