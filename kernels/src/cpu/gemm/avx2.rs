@@ -1,11 +1,11 @@
 //! The kernels for AVX2 with FMA. A panel of quantized weights is walked block by block, both halves of eight rows side by side,
-//! and one panel after the other. One row or two meet groups of weights as they are unpacked; larger tiles unpack a block
-//! once and meet it two rows at a time, or four, as `integers` finds registers for. See [`super`] for the arithmetic and
-//! [`super::format`] for the layout.
+//! and one panel after the other. Up to three rows, as many as `integers` finds registers for, meet groups of weights as they
+//! are unpacked; of a larger tile, three rows after three walk the panel, which is in the first cache then, or a block is
+//! unpacked once for all of them. See [`super`] for the arithmetic and [`super::format`] for the layout.
 
 use super::activations::DIGITS;
 use super::avx2;
-use super::format::{BLOCK, Low, PANEL_ROWS, Quantized, SUPERBLOCK};
+use super::format::{BLOCK, High, Low, PANEL_ROWS, Quantized, SUPERBLOCK};
 use super::kernels::{Kernels, Task, products};
 use std::arch::x86_64::*;
 
@@ -59,13 +59,16 @@ unsafe fn store(task: &Task, unit: usize, row: usize, sums: __m256) {
     let lanes = HALF.min(task.outputs - first);
     // SAFETY: lanes below `outputs`, the width that out (for `rows` rows) and bias (if any) are valid for.
     unsafe {
-        let out = task.out.add(row * task.out_stride + first);
+        let (out, bias) = (task.out.add(row * task.out_stride + first), task.bias.wrapping_add(first));
+        // Masked stores are microcode on AMD's processors.
+        if lanes == HALF {
+            let sums = if task.bias.is_null() { sums } else { _mm256_add_ps(sums, _mm256_loadu_ps(bias)) };
+            _mm256_storeu_ps(out, sums);
+            return;
+        }
         let order = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
         let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes as i32), order);
-        let mut sums = sums;
-        if !task.bias.is_null() {
-            sums = _mm256_add_ps(sums, _mm256_maskload_ps(task.bias.add(first), mask));
-        }
+        let sums = if task.bias.is_null() { sums } else { _mm256_add_ps(sums, _mm256_maskload_ps(bias, mask)) };
         _mm256_maskstore_ps(out, mask, sums);
     }
 }
@@ -99,20 +102,32 @@ pub(super) use floats::{F16, F32, floats};
 /// See [`super::kernels::Product`].
 pub(super) unsafe fn quantized<F: Quantized>(task: &Task) {
     debug_assert!((1..=TILE_ROWS).contains(&task.rows));
-    let kernel = match task.rows {
-        1 => quantized_panel::<F, 1>,
-        2 => quantized_panel::<F, 2>,
-        _ => quantized_panel::<F, TILE_ROWS>,
-    };
     for panel in 0..task.num_panels {
-        // SAFETY: the caller's obligation, passed on.
-        unsafe { kernel(task, panel) };
+        let mut row = 0;
+        while row < task.rows {
+            // SAFETY: the caller's obligation, passed on; there are as many rows left.
+            row += unsafe {
+                match task.rows - row {
+                    1 => quantized_panel::<F, 1>(task, panel, row),
+                    2 => quantized_panel::<F, 2>(task, panel, row),
+                    3 if !by_words::<F>(true) => quantized_panel::<F, 3>(task, panel, row),
+                    _ if unpacks_first::<F>() => quantized_panel::<F, TILE_ROWS>(task, panel, row),
+                    _ => quantized_panel::<F, 3>(task, panel, row),
+                }
+            };
+        }
     }
 }
 
-/// A panel and ROWS rows, or as many as the task has, if ROWS is a whole tile.
+/// Whether more than three rows meet blocks that are unpacked once for all of them, rather than walk the panel three at a
+/// time. Bit planes above the low one make unpacking too long to repeat, and words have registers for four rows.
+const fn unpacks_first<F: Quantized>() -> bool {
+    by_words::<F>(true) || !matches!(F::FORMAT.high, High::None)
+}
+
+/// A panel and ROWS rows from `first_row` on, or all of the task, if ROWS is a whole tile. Says how many.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn quantized_panel<F: Quantized, const ROWS: usize>(task: &Task, panel: usize) {
+unsafe fn quantized_panel<F: Quantized, const ROWS: usize>(task: &Task, panel: usize, first_row: usize) -> usize {
     let format = F::FORMAT;
     let (blocks, words) = (task.cols / BLOCK, format.terms().words());
     let rows = if ROWS == TILE_ROWS { task.rows } else { ROWS };
@@ -129,11 +144,13 @@ unsafe fn quantized_panel<F: Quantized, const ROWS: usize>(task: &Task, panel: u
             for index in 0..in_superblock {
                 let quants = start + index * format.quant_bytes();
                 let scales = head + format.head_bytes() + index * format.scale_bytes();
-                prefetch(base.wrapping_add(quants + AHEAD_BYTES), format.quant_bytes());
-                prefetch(base.wrapping_add(scales + AHEAD_BYTES), format.scale_bytes());
+                if first_row == 0 {
+                    prefetch(base.wrapping_add(quants + AHEAD_BYTES), format.quant_bytes());
+                    prefetch(base.wrapping_add(scales + AHEAD_BYTES), format.scale_bytes());
+                }
                 let (head, scales) = (base.add(head), base.add(scales));
                 let scaling = [Scaling::load::<F>(head, scales, 0), Scaling::load::<F>(head, scales, 1)];
-                let at = (block + index) * rows;
+                let at = (block + index) * task.rows + first_row;
                 let block_of_rows = Block {
                     planes: base.add(quants),
                     scaling: &scaling,
@@ -152,10 +169,11 @@ unsafe fn quantized_panel<F: Quantized, const ROWS: usize>(task: &Task, panel: u
         }
         for (row, sums) in sums[..rows].iter().enumerate() {
             for (half, &sums) in sums.iter().enumerate() {
-                store(task, 2 * panel + half, row, sums);
+                store(task, 2 * panel + half, first_row + row, sums);
             }
         }
     }
+    rows
 }
 
 /// One block of a panel and of a tile of rows.
