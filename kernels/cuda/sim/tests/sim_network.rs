@@ -152,3 +152,40 @@ fn networks_that_take_turns_on_a_device_have_the_bits_they_have_alone() {
     assert_eq!(in_turns, alone);
     assert_eq!(device.device().num_replays(), 2 * 4, "steps of both were recorded");
 }
+
+#[test]
+fn a_row_has_the_same_bits_however_a_prompt_is_cut() {
+    const LEN: usize = 68;
+    let model = TinyModel {
+        hidden: 128,
+        heads: 2,
+        kv_heads: 1,
+        head_dim: 64,
+        ffn: 96,
+        weight_type: TinyType::Q8_0,
+        ..TinyModel::default()
+    };
+    let tokens: Vec<u32> = (0..LEN as u32).map(|i| i * 31 % 250).collect();
+    for kv_dtype in [KvDtype::BF16, KvDtype::F16] {
+        // Tensor cores know these heads in such a cache.
+        let options =
+            LoadOptions { num_blocks: Some(2), max_rows: LEN, max_logit_rows: LEN, kv_dtype, ..LoadOptions::default() };
+        let bits = |pieces: &[usize]| {
+            let mut network = Llama::load(cuda(2), &checkpoint(&model), options, &mut |_| {}).unwrap();
+            network.set_softmax(ModelSoftmax::Bounded).unwrap();
+            let (mut bits, mut start) = (Vec::new(), 0);
+            for &len in pieces {
+                let tokens = &tokens[start..start + len];
+                let logits = network
+                    .forward(&[SequenceSlice { tokens, start, block_table: &[1, 0], logits: LogitRows::All }])
+                    .unwrap();
+                bits.extend((0..len).flat_map(|row| logits.row(row)).map(|x| x.to_bits()));
+                start += len;
+            }
+            bits
+        };
+        let whole = bits(&[LEN]);
+        assert!(bits(&[3, 60, 5]) == whole, "{kv_dtype:?}, in pieces");
+        assert!(bits(&[1; LEN]) == whole, "{kv_dtype:?}, token by token");
+    }
+}
