@@ -96,8 +96,8 @@ fn the_variable_asks_like_the_flag_and_the_flag_is_stronger() {
 fn a_gpu_that_could_be_used_is_named_and_not_used() {
     let folder = folder();
     let driver = FakeCuda::new(folder.path());
-    let message = refusal(&on(&driver, "two", &folder, "bench model --device cuda:1"));
-    for part in ["GPU 1, NVIDIA H200, compute capability 9.0", "do not compute on GPUs yet"] {
+    let message = refusal(&on(&driver, "two", &folder, "bench attention --device cuda:1"));
+    for part in ["GPU 1, NVIDIA H200, compute capability 9.0", "`taper bench attention` does not compute on GPUs yet"] {
         assert!(message.contains(part), "{part} in {message}");
     }
     let cases = [
@@ -146,6 +146,40 @@ fn a_model_is_loaded_onto_the_gpu_and_answers_by_it() {
     let output = run("other-kernels", words);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(1) && said.contains("from another version of taper"), "{said}");
+}
+
+/// The driver that is played says of every two moments that a millisecond and a half lies between them.
+#[test]
+fn benchmarks_of_a_gpu_have_its_name_and_its_clock() {
+    let folder = folder();
+    let driver = FakeCuda::new(folder.path());
+    let image = empty_image(&folder);
+    std::fs::write(folder.path().join("tiny.gguf"), TinyModel::default().to_gguf()).unwrap();
+    let rows = |words: &str| -> Vec<Value> {
+        let mut command = taper(&folder, &format!("{words} --device cuda --bandwidth-mib 4 --repeat 2 --json"));
+        driver.serve(&mut command, "");
+        let output = command.env("TAPER_FATBIN", &image).output().unwrap();
+        assert!(output.status.success(), "{words}: {}", String::from_utf8_lossy(&output.stderr));
+        let rows = String::from_utf8(output.stdout).unwrap();
+        let rows: Vec<Value> = rows.lines().map(|row| serde_json::from_str(row).unwrap()).collect();
+        assert!(rows.iter().all(|row| row["machine"] == "NVIDIA H200" && row["isa"] == "cuda"), "{words}: {rows:?}");
+        rows
+    };
+    let cases =
+        |rows: &[Value]| -> Vec<String> { rows.iter().map(|row| row["case"].as_str().unwrap().to_owned()).collect() };
+    let bandwidth = rows("bench bandwidth");
+    assert_eq!(cases(&bandwidth), ["read_stream"]);
+    let expected = f64::from(4 << 20) / 1.5e-3 / 1e9;
+    assert!((bandwidth[0]["median"].as_f64().unwrap() / expected - 1.0).abs() < 1e-6, "{bandwidth:?}");
+    fn around(inner: &[&'static str]) -> Vec<&'static str> {
+        [&["before: best, read_stream"][..], inner, &["after: best, read_stream"]].concat()
+    }
+    let gemm = rows("bench gemm --type q8_0,f32 --shape 64x64 --rows 1,9 --ring-mib 0 --time-ms 0");
+    assert_eq!(cases(&gemm), around(&["Q8_0 64x64 M=1", "Q8_0 64x64 M=9", "F32 64x64 M=1", "F32 64x64 M=9"]));
+    let softmax = rows("bench softmax --powers 10 --ring-mib 0 --time-ms 0");
+    assert_eq!(softmax.len(), 2 + 5 + 4, "{softmax:?}");
+    let model = rows("bench model -m tiny.gguf --case tg2");
+    assert_eq!(cases(&model), around(&["tg2"]));
 }
 
 #[test]

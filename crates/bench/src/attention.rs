@@ -14,7 +14,7 @@ pub use heads::{Heads, Shape};
 
 use crate::candle::Candle;
 use crate::plot::{Plot, Series};
-use crate::statistics::{ratio, sample};
+use crate::statistics::{ratio, wall_seconds};
 use crate::{Column, Effort, Error, Findings, Measurement, Record, Summary, figure, params};
 use kv_ring::KvRing;
 use plain_reads::PlainReads;
@@ -94,11 +94,11 @@ fn one_shape(
     let seconds = cases.effort.rounds(arms.len(), |index| match (&mut candle, arms[index].ours()) {
         (_, Some(way)) => {
             let before = ring.recomputed();
-            let seconds = sample(|| ring.attend(way));
+            let seconds = wall_seconds(|| ring.attend(way));
             recomputed[index] += ring.recomputed() - before;
             Ok::<f64, Error>(seconds)
         }
-        (_, None) if arms[index] == Arm::Reads => Ok(sample(|| reads.read(ring.bytes_per_call()))),
+        (_, None) if arms[index] == Arm::Reads => Ok(wall_seconds(|| reads.read(ring.bytes_per_call()))),
         (Some(candle), None) => {
             let answer = candle.attention(shape)?;
             let seconds = answer.median;

@@ -5,10 +5,10 @@
 
 use crate::machine::afford;
 use crate::plot::{Plot, Series};
-use crate::run::Setup;
 use crate::{Effort, Error, Measurement, Record, Summary, params};
 use std::hint::black_box;
 use std::time::Duration;
+use taper_kernels::cpu::isa::Isa;
 use taper_kernels::cpu::pool::Pool;
 use taper_kernels::cpu::read;
 
@@ -33,7 +33,7 @@ impl Effort {
 /// # Errors
 /// When there is not so much memory.
 pub fn measure(
-    setup: &Setup,
+    isa: Isa,
     bytes: usize,
     threads: &[usize],
     effort: Effort,
@@ -51,7 +51,7 @@ pub fn measure(
         for streams in STREAMS {
             let rates = effort.rates(|| {
                 pool.run(len / PIECE, |piece| {
-                    black_box(read(setup.isa, &data[piece * PIECE..][..PIECE], streams));
+                    black_box(read(isa, &data[piece * PIECE..][..PIECE], streams));
                 });
             });
             let bytes = (len * size_of::<f32>()) as f64;
@@ -100,13 +100,11 @@ pub fn plots(records: &[Record]) -> Vec<Plot> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use taper_kernels::cpu::isa::Isa;
 
     #[test]
     fn every_number_of_streams_is_measured_with_every_number_of_threads() {
-        let setup = Setup { commit: "", isa: Isa::best(), threads: 2, bandwidth_bytes: 0 };
         let mut told = 0;
-        let rows = measure(&setup, 1 << 20, &[1, 2], Effort::SHORT, &mut |_| told += 1).unwrap();
+        let rows = measure(Isa::best(), 1 << 20, &[1, 2], Effort::SHORT, &mut |_| told += 1).unwrap();
         let cases: Vec<&str> = rows.iter().map(|row| row.case.as_str()).collect();
         assert_eq!((cases[0], cases[7], told), ("1 thread x 1", "2 threads x 16", 8));
         assert!(rows.iter().all(|row| row.summary.median > 0.0 && row.bytes >= Some(1e6)));
@@ -114,8 +112,7 @@ mod tests {
 
     #[test]
     fn more_memory_than_there_is_is_an_error() {
-        let setup = Setup { commit: "", isa: Isa::best(), threads: 1, bandwidth_bytes: 0 };
-        let error = measure(&setup, 1 << 60, &[1], Effort::SHORT, &mut |_| {}).unwrap_err();
+        let error = measure(Isa::best(), 1 << 60, &[1], Effort::SHORT, &mut |_| {}).unwrap_err();
         assert!(error.to_string().contains("memory"), "{error}");
     }
 }

@@ -12,6 +12,9 @@ pub enum Error {
     /// A kernel cannot be had.
     #[error(transparent)]
     Kernels(#[from] taper_kernels::Error),
+    /// A GPU does not do what it was asked for.
+    #[error(transparent)]
+    Device(#[from] taper_kernels::cuda::DeviceError),
     /// A model does not compute.
     #[error(transparent)]
     Model(#[from] taper_models::Error),

@@ -71,12 +71,16 @@ pub struct Cases {
     pub effort: Effort,
 }
 
+/// The clock of a backend: mean seconds of a call.
+pub type Clock<'a> = &'a mut dyn FnMut(&mut dyn FnMut()) -> Result<f64, Error>;
+
 /// Measures all cases; `progress` is told of each in words, and of those that a type cannot store.
 ///
 /// # Errors
-/// When there is not enough memory for a matrix.
+/// When there is not enough memory for a matrix, and the clock's.
 pub fn measure<B: Backend>(
     backend: &B,
+    clock: Clock<'_>,
     cases: &Cases,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Measurement>, Error> {
@@ -84,7 +88,7 @@ pub fn measure<B: Backend>(
     for &shape in &cases.shapes {
         for &weight_type in &cases.types {
             match weight_type.row_bytes(shape.k) {
-                Some(row_bytes) => one_matrix(backend, cases, (weight_type, shape, row_bytes), &mut |row| {
+                Some(row_bytes) => one_matrix((backend, clock), cases, (weight_type, shape, row_bytes), &mut |row| {
                     let gbps = row.gbps.unwrap_or(f64::NAN);
                     progress(&format!("{}: {:.1} GFLOP/s, {gbps:.1} GB/s", row.case, row.summary.median));
                     measured.push(row);
@@ -100,7 +104,7 @@ pub fn measure<B: Backend>(
 }
 
 fn one_matrix<B: Backend>(
-    backend: &B,
+    (backend, clock): (&B, Clock<'_>),
     cases: &Cases,
     (weight_type, shape, row_bytes): (WeightType, Shape, usize),
     done: &mut dyn FnMut(Measurement),
@@ -110,7 +114,13 @@ fn one_matrix<B: Backend>(
     let matrix_bytes = n.saturating_mul(row_bytes);
     let count = cases.ring_bytes.div_ceil(matrix_bytes).max(1);
     let activations_bytes = n.saturating_add(k).saturating_mul(most).saturating_mul(4);
-    afford((count + 1).saturating_mul(matrix_bytes).saturating_add(activations_bytes))?;
+    let bytes = (count + 1).saturating_mul(matrix_bytes).saturating_add(activations_bytes);
+    match backend.free_bytes() {
+        Some(free) if bytes > free => return Err(Error::Memory { bytes }),
+        // It has memory of its own; here one matrix is made ready.
+        Some(_) => afford(matrix_bytes)?,
+        None => afford(bytes)?,
+    }
     // Which values are multiplied does not change the time, as long as none is subnormal: as a float of any size these
     // bytes are an ordinary number.
     let bytes = vec![0x3c; matrix_bytes];
@@ -119,11 +129,13 @@ fn one_matrix<B: Backend>(
     let (x, mut out) = (activations(backend, most, k)?, backend.buffer(most, n)?);
     let mut next = ring.iter().cycle();
     for &rows in &cases.rows {
-        let rates = cases.effort.rates(|| {
-            if let Some(matrix) = next.next() {
-                backend.linear(rows, &x, matrix, None, &mut out);
-            }
-        });
+        let rates = cases.effort.rates_by(|| {
+            clock(&mut || {
+                if let Some(matrix) = next.next() {
+                    backend.linear(rows, &x, matrix, None, &mut out);
+                }
+            })
+        })?;
         let products = Summary::of(&rates);
         done(Measurement {
             bench: NAME,
@@ -187,6 +199,7 @@ fn shape_of(record: &Record) -> Option<Shape> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wall_seconds;
     use std::time::Duration;
     use taper_kernels::Reference;
 
@@ -208,7 +221,7 @@ mod tests {
             ring_bytes: usize::MAX,
             effort: Effort { samples: 1, time: Duration::ZERO },
         };
-        let error = measure(&Reference::new(), &cases, &mut |_| {}).unwrap_err();
+        let error = measure(&Reference::new(), &mut |once| Ok(wall_seconds(once)), &cases, &mut |_| {}).unwrap_err();
         assert!(error.to_string().contains("more memory than is free"), "{error}");
     }
 
@@ -222,7 +235,10 @@ mod tests {
             effort: Effort { samples: 2, time: Duration::ZERO },
         };
         let mut told = Vec::new();
-        let rows = measure(&Reference::new(), &cases, &mut |line| told.push(line.to_string())).unwrap();
+        let rows = measure(&Reference::new(), &mut |once| Ok(wall_seconds(once)), &cases, &mut |line| {
+            told.push(line.to_string());
+        })
+        .unwrap();
         assert_eq!(rows.iter().map(|row| row.case.as_str()).collect::<Vec<_>>(), ["Q8_0 16x64 M=1", "Q8_0 16x64 M=3"]);
         assert_eq!(rows[0].bytes, Some(16.0 * 68.0));
         assert_eq!(rows[0].params["ring_bytes"], 4 * 16 * 68, "a ring is at least as large as asked for");

@@ -13,6 +13,7 @@ pub mod chat;
 mod error;
 mod findings;
 pub mod gemm;
+pub mod gpu;
 mod machine;
 pub mod model;
 mod peer;
@@ -30,8 +31,8 @@ pub use findings::{Column, Findings};
 pub use machine::{CpuCache, Machine};
 pub use peer::Peer;
 pub use record::{Measurement, Record, figure, params};
-pub use run::{Finished, Run, Setup};
-pub use statistics::{Effort, Summary, quantile};
+pub use run::{Computes, Finished, Run, Setup};
+pub use statistics::{Effort, Summary, quantile, wall_seconds};
 
 /// So many of a thing, `1 shape` or `2 shapes`.
 pub fn counted(number: usize, thing: &str) -> String {

@@ -2,23 +2,70 @@
 //! of the two, so that it does not flatter: other programs only ever slow a measurement down.
 
 use crate::bandwidth::{self, STREAMS};
-use crate::{Effort, Error, Machine, Measurement, Record};
+use crate::{Effort, Error, Machine, Measurement, Record, gpu};
+use std::fmt;
+use std::sync::Arc;
 use taper_kernels::cpu::isa::Isa;
+use taper_kernels::cuda::{Device, Driver};
 
 /// How far a row may read faster than memory was measured to be, before the run is void.
 const TOLERANCE: f64 = 1.03;
 /// How far the bandwidth after the cases may be from that before, before shares are rough.
 const STEADY: f64 = 1.1;
 
+/// What computes in a run, and whose memory is read.
+#[derive(Clone)]
+pub enum Computes {
+    /// The processor.
+    Cpu {
+        /// Instruction set of the kernels.
+        isa: Isa,
+        /// Threads that compute.
+        threads: usize,
+    },
+    /// A GPU.
+    Gpu(Arc<Driver>),
+}
+
+impl fmt::Debug for Computes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}", self.machine(), self.isa())
+    }
+}
+
+impl Computes {
+    /// The model name of the processor or the GPU.
+    fn machine(&self) -> String {
+        match self {
+            Computes::Cpu { .. } => Machine::read().cpu,
+            Computes::Gpu(device) => device.properties().name.clone(),
+        }
+    }
+
+    /// Instruction set of the kernels, or `cuda`.
+    fn isa(&self) -> &'static str {
+        match self {
+            Computes::Cpu { isa, .. } => isa.name(),
+            Computes::Gpu(_) => "cuda",
+        }
+    }
+
+    /// Threads that compute; of a GPU the one that launches.
+    fn threads(&self) -> usize {
+        match self {
+            Computes::Cpu { threads, .. } => *threads,
+            Computes::Gpu(_) => 1,
+        }
+    }
+}
+
 /// What all rows of a run have in common.
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// Commit of the program.
     pub commit: &'static str,
-    /// Instruction set of the kernels.
-    pub isa: Isa,
-    /// Threads that compute.
-    pub threads: usize,
+    /// What computes.
+    pub computes: Computes,
     /// Memory that one measurement of the bandwidth reads, bytes; 0 leaves it out, and rows have no share.
     pub bandwidth_bytes: usize,
 }
@@ -27,7 +74,6 @@ pub struct Setup {
 #[derive(Debug)]
 pub struct Run {
     setup: Setup,
-    machine: Machine,
     before: Option<Measurement>,
     measured: Vec<Measurement>,
 }
@@ -75,7 +121,7 @@ impl Run {
     /// When there is not enough memory for it.
     pub fn start(setup: Setup) -> Result<Run, Error> {
         let before = ceiling(&setup, "before")?;
-        Ok(Run { setup, machine: Machine::read(), before, measured: Vec::new() })
+        Ok(Run { setup, before, measured: Vec::new() })
     }
 
     /// The read bandwidth before the cases, GB/s.
@@ -101,9 +147,10 @@ impl Run {
     }
 
     fn finish_with(self, after: Option<Measurement>) -> Finished {
-        let Run { setup, machine, before, measured } = self;
+        let Run { setup, before, measured } = self;
+        let (machine, isa, threads) = (setup.computes.machine(), setup.computes.isa(), setup.computes.threads());
         // What `taper bench bandwidth` itself found with this number of threads counts as well.
-        let of_run = |row: &&Measurement| row.bench == bandwidth::NAME && row.params["threads"] == setup.threads;
+        let of_run = |row: &&Measurement| row.bench == bandwidth::NAME && row.params["threads"] == threads;
         let ceilings = before.iter().chain(&after).chain(measured.iter().filter(of_run));
         let ceiling = ceilings.filter_map(|row| row.gbps).reduce(f64::max);
         let gbps = |row: &Option<Measurement>| row.as_ref().and_then(|row| row.gbps);
@@ -122,13 +169,9 @@ impl Run {
                 gbps: row.gbps,
                 share,
                 commit: setup.commit.to_string(),
-                machine: machine.cpu.clone(),
-                isa: setup.isa.name().to_string(),
-                threads: row
-                    .params
-                    .get("threads")
-                    .and_then(serde_json::Value::as_u64)
-                    .map_or(setup.threads, |n| n as usize),
+                machine: machine.clone(),
+                isa: isa.to_string(),
+                threads: row.params.get("threads").and_then(serde_json::Value::as_u64).map_or(threads, |n| n as usize),
                 params: row.params,
             }
         };
@@ -138,13 +181,20 @@ impl Run {
     }
 }
 
-/// The best of all numbers of streams with all threads.
+/// The best of all numbers of streams with all threads; of a GPU there is one.
 fn ceiling(setup: &Setup, when: &str) -> Result<Option<Measurement>, Error> {
-    if setup.bandwidth_bytes == 0 {
+    let bytes = setup.bandwidth_bytes;
+    if bytes == 0 {
         return Ok(None);
     }
-    let rows = bandwidth::measure(setup, setup.bandwidth_bytes, &[setup.threads], Effort::SHORT, &mut |_| {})?;
-    debug_assert_eq!(rows.len(), STREAMS.len());
+    let rows = match &setup.computes {
+        Computes::Cpu { isa, threads } => {
+            let rows = bandwidth::measure(*isa, bytes, &[*threads], Effort::SHORT, &mut |_| {})?;
+            debug_assert_eq!(rows.len(), STREAMS.len());
+            rows
+        }
+        Computes::Gpu(device) => vec![gpu::bandwidth(device, bytes, Effort::SHORT)?],
+    };
     let best = rows.into_iter().max_by(|a, b| a.summary.median.total_cmp(&b.summary.median));
     Ok(best.map(|row| Measurement { case: format!("{when}: best, {}", row.case), ..row }))
 }
@@ -161,10 +211,10 @@ mod tests {
     }
 
     fn run(before: Option<f64>, rows: Vec<Measurement>, after: Option<f64>) -> Finished {
-        let setup = Setup { commit: "abc", isa: Isa::Portable, threads: 2, bandwidth_bytes: 0 };
+        let computes = Computes::Cpu { isa: Isa::Portable, threads: 2 };
+        let setup = Setup { commit: "abc", computes, bandwidth_bytes: 0 };
         let ceiling = |when, gbps: Option<f64>| gbps.map(|gbps| row(bandwidth::NAME, when, gbps));
-        Run { setup, machine: Machine::read(), before: ceiling("before", before), measured: rows }
-            .finish_with(ceiling("after", after))
+        Run { setup, before: ceiling("before", before), measured: rows }.finish_with(ceiling("after", after))
     }
 
     #[test]

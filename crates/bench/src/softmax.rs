@@ -7,11 +7,12 @@
 //! call over its rows; the bandwidth of rows in memory counts every score read and every probability written once, 8 bytes an
 //! element, whatever a scheme reads again.
 
+pub mod on_gpu;
 mod words;
 
 use crate::machine::afford;
 use crate::plot::{Plot, Series};
-use crate::statistics::{ratio, sample};
+use crate::statistics::{ratio, wall_seconds};
 use crate::{Column, Effort, Error, Findings, Measurement, Record, Summary, figure, params};
 use serde_json::Value;
 use std::hint::black_box;
@@ -116,7 +117,7 @@ impl Ring {
         let call_len = rows_per_call * len;
         let mut recomputed = [0; Scheme::ALL.len()];
         let samples = effort.rounds(Scheme::ALL.len(), |index| {
-            let seconds = sample(|| {
+            let seconds = wall_seconds(|| {
                 if place == Place::Cached || self.next + call_len > self.x.len() {
                     self.next = 0;
                 }
@@ -170,6 +171,11 @@ fn rows_per_call(len: usize, threads: usize) -> usize {
 
 fn group_name(threads: usize, place: &str) -> String {
     format!("{threads} thread{} {place}", if threads == 1 { "" } else { "s" })
+}
+
+/// Columns of rows of a GPU.
+pub fn findings_on_gpu(records: &[Record]) -> Findings {
+    Findings { columns: Findings::used(&COLUMNS, records), plots: Vec::new(), notes: Vec::new() }
 }
 
 /// What is seen in the rows: speed by length, the crossing of online and three passes, and what running maxima cost.

@@ -1,5 +1,6 @@
 //! Order statistics of samples, and how long to sample.
 
+use crate::Error;
 use std::time::{Duration, Instant};
 
 /// The `q`-quantile (0 to 1) of `samples`, linear between neighbours; NaN for no samples.
@@ -51,9 +52,23 @@ impl Effort {
         let mut rates = Vec::new();
         let begin = Instant::now();
         while self.wants(rates.len(), begin) {
-            rates.push(1.0 / sample(&mut once));
+            rates.push(1.0 / wall_seconds(&mut once));
         }
         rates
+    }
+
+    /// Calls per second by a clock that gives the mean seconds of a call, after a sample that is not kept.
+    ///
+    /// # Errors
+    /// The clock's.
+    pub fn rates_by(self, mut seconds: impl FnMut() -> Result<f64, Error>) -> Result<Vec<f64>, Error> {
+        seconds()?;
+        let mut rates = Vec::new();
+        let begin = Instant::now();
+        while self.wants(rates.len(), begin) {
+            rates.push(1.0 / seconds()?);
+        }
+        Ok(rates)
     }
 
     /// Rounds in which each of `num_arms` gives one sample, so that a busy moment of the machine meets all of them; who begins
@@ -83,7 +98,7 @@ impl Effort {
 }
 
 /// Mean seconds of a call of `once`, over the calls that fill a millisecond: long enough for the clock.
-pub(crate) fn sample(mut once: impl FnMut()) -> f64 {
+pub fn wall_seconds(mut once: impl FnMut()) -> f64 {
     const LEAST: Duration = Duration::from_millis(1);
     let (start, mut calls) = (Instant::now(), 0);
     loop {

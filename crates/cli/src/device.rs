@@ -1,6 +1,6 @@
 //! The GPU that was asked for: whether it can compute, which is known before anything is read, fetched or bound; and opening it.
 
-use crate::args::{Command, Device};
+use crate::args::{BenchCommand, Command, Device};
 use anyhow::{Result, anyhow};
 use std::sync::Arc;
 use taper_kernels::cuda::{self, Cuda, Driver, fatbin};
@@ -14,11 +14,18 @@ pub(crate) fn check(command: &Command) -> Result<()> {
     let gpu = cuda::probe(index).map_err(|error| anyhow!("--device {device}: {error}; {OTHERWISE}"))?;
     let found =
         format!("--device {device}: there is GPU {index}, {}, compute capability {}", gpu.name, gpu.compute_capability);
-    match command {
-        Command::Bench(_) | Command::Tune(_) => {
-            Err(anyhow!("{found}, but `taper bench` and `taper tune` do not compute on GPUs yet; {OTHERWISE}"))
-        }
-        _ => fatbin::image().map(drop).map_err(|error| anyhow!("{found}, but {error}; {OTHERWISE}")),
+    let refused = match command {
+        Command::Tune(_) => Some("tune"),
+        Command::Bench(args) => match args.what {
+            BenchCommand::Attention(_) => Some("bench attention"),
+            BenchCommand::Chat(_) => Some("bench chat"),
+            _ => None,
+        },
+        _ => None,
+    };
+    match refused {
+        Some(name) => Err(anyhow!("{found}, but `taper {name}` does not compute on GPUs yet; {OTHERWISE}")),
+        None => fatbin::image().map(drop).map_err(|error| anyhow!("{found}, but {error}; {OTHERWISE}")),
     }
 }
 

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use taper_checkpoint::Checkpoint;
 use taper_engine::{DiskCache, Engine, EngineConfig, EngineHandle, EngineParts, ModelRunner, Runner, file_digest};
 use taper_hub::{Hub, ModelName, Progress, ResolvedModel};
+use taper_kernels::cuda::{Cuda, Driver};
 use taper_kernels::{BLOCK_SIZE, Backend, Cpu, CpuConfig, Reference};
 use taper_models::{Llama, LoadOptions, ModelConfig};
 use taper_text::{ChatTemplate, Tokenizer};
@@ -23,6 +24,8 @@ use taper_text::{ChatTemplate, Tokenizer};
 pub(crate) trait ModelTask {
     /// What comes out.
     type Output;
+    /// Is told of the GPU that computes, before the model is loaded onto it.
+    fn computes_on(&mut self, _gpu: &Cuda<Driver>) {}
     /// Does it.
     fn run<B: Backend + Clone>(self, model: Llama<B>) -> Result<Self::Output>;
 }
@@ -60,7 +63,7 @@ pub(crate) fn with_model<T: ModelTask>(
     checkpoint: &Checkpoint,
     options: LoadOptions,
     progress: &dyn Progress,
-    task: T,
+    mut task: T,
 ) -> Result<T::Output> {
     match (args.device.device, args.backend) {
         (Device::Cuda(index), BackendKind::Cpu) => {
@@ -68,7 +71,9 @@ pub(crate) fn with_model<T: ModelTask>(
                 progress
                     .note("--threads, --isa and --activations are about the processor: a GPU computes without them");
             }
-            load(args, open_gpu(index)?, checkpoint, options, progress, task)
+            let gpu = open_gpu(index)?;
+            task.computes_on(&gpu);
+            load(args, gpu, checkpoint, options, progress, task)
         }
         (Device::Auto | Device::Cpu, BackendKind::Cpu) => {
             let config = CpuConfig { threads: args.threads, isa: args.isa.clone() };

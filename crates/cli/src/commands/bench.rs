@@ -16,7 +16,9 @@ use anyhow::{Context, Result};
 use comfy_table::CellAlignment;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use taper_bench::{Findings, Finished, Measurement, Record, Run, Setup, report};
+use std::sync::Arc;
+use taper_bench::{Computes, Findings, Finished, Measurement, Record, Run, Setup, report};
+use taper_kernels::cuda::{Cuda, Driver};
 use taper_kernels::{BackendInfo, Cpu, CpuConfig, cpu::isa::Isa};
 
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
@@ -38,10 +40,20 @@ pub(crate) fn cpu(args: &ComputeArgs) -> Result<Cpu> {
 
 /// What the rows of a run on this backend have in common.
 pub(crate) fn setup(info: &BackendInfo, bandwidth_bytes: usize) -> Setup {
-    // The reference has no instruction set of its own; memory is read with the machine's best.
-    let isa = Isa::parse(info.isa).unwrap_or_else(|_| Isa::best());
-    Setup { commit: env!("TAPER_COMMIT"), isa, threads: info.threads, bandwidth_bytes }
+    Setup { commit: COMMIT, computes: Computes::Cpu { isa: isa_of(info), threads: info.threads }, bandwidth_bytes }
 }
+
+/// The reference has no instruction set of its own; memory is read with the machine's best.
+pub(crate) fn isa_of(info: &BackendInfo) -> Isa {
+    Isa::parse(info.isa).unwrap_or_else(|_| Isa::best())
+}
+
+/// The same on a GPU.
+pub(crate) fn setup_on(gpu: &Cuda<Driver>, bandwidth_bytes: usize) -> Setup {
+    Setup { commit: COMMIT, computes: Computes::Gpu(Arc::clone(gpu.device())), bandwidth_bytes }
+}
+
+const COMMIT: &str = env!("TAPER_COMMIT");
 
 /// The program that runs candle: the one that was named, else the one that was built beside this one.
 fn candle_driver(named: Option<&Path>) -> Result<PathBuf> {

@@ -134,7 +134,7 @@ fn diagnose(info: &BackendInfo, bandwidth_bytes: usize) -> Result<Diagnosis> {
     let hub = Hub::from_env()?;
     let config = hub.config();
     let bandwidth = bandwidth(setup.clone())?;
-    let operations = operations(setup.isa);
+    let operations = operations(bench::isa_of(info));
     Ok(Diagnosis {
         version: env!("CARGO_PKG_VERSION"),
         commit: setup.commit,

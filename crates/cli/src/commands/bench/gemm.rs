@@ -1,15 +1,15 @@
 //! `taper bench gemm`
 
-use super::{Bench, cpu, setup};
-use crate::args::BenchGemmArgs;
+use super::{Bench, cpu, setup, setup_on};
+use crate::args::{BenchGemmArgs, Device};
+use crate::device::open_gpu;
 use crate::output;
 use anyhow::Result;
 use std::time::Duration;
-use taper_bench::{Effort, gemm};
+use taper_bench::{Effort, gemm, gpu, wall_seconds};
 use taper_kernels::{Backend, WeightType};
 
 pub(crate) fn run(args: &BenchGemmArgs) -> Result<()> {
-    let cpu = cpu(&args.compute)?;
     let cases = gemm::Cases {
         types: if args.types.is_empty() { WeightType::ALL.into() } else { args.types.clone() },
         shapes: args.shapes.clone(),
@@ -17,7 +17,26 @@ pub(crate) fn run(args: &BenchGemmArgs) -> Result<()> {
         ring_bytes: args.ring_mib.saturating_mul(1 << 20),
         effort: Effort { samples: args.repeat, time: Duration::from_millis(args.time_ms) },
     };
-    let mut bench = Bench::start(&args.output, setup(&cpu.info(), args.output.bandwidth_bytes()))?;
-    bench.add(gemm::measure(&cpu, &cases, &mut output::status)?);
+    let bytes = args.output.bandwidth_bytes();
+    let bench = match args.device.device {
+        Device::Cuda(index) => {
+            let backend = open_gpu(index)?;
+            let mut bench = Bench::start(&args.output, setup_on(&backend, bytes))?;
+            let mut clock = |once: &mut dyn FnMut()| {
+                gpu::seconds(&**backend.device(), &mut || {
+                    once();
+                    Ok(())
+                })
+            };
+            bench.add(gemm::measure(&backend, &mut clock, &cases, &mut output::status)?);
+            bench
+        }
+        Device::Auto | Device::Cpu => {
+            let cpu = cpu(&args.compute)?;
+            let mut bench = Bench::start(&args.output, setup(&cpu.info(), bytes))?;
+            bench.add(gemm::measure(&cpu, &mut |once| Ok(wall_seconds(once)), &cases, &mut output::status)?);
+            bench
+        }
+    };
     bench.finish(|finished| gemm::plots(&finished.records, finished.ceiling).into())
 }

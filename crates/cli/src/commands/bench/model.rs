@@ -1,6 +1,6 @@
 //! `taper bench model`
 
-use super::{Bench, candle_driver, setup, try_to_write};
+use super::{Bench, candle_driver, setup, setup_on, try_to_write};
 use crate::args::{AttentionKind, BenchModelArgs, FillKind, NamedCase, PeerKind};
 use crate::load::{self, ModelTask};
 use crate::output;
@@ -9,7 +9,8 @@ use anyhow::{Result, bail};
 use std::path::{Path, PathBuf};
 use taper_bench::candle::Candle;
 use taper_bench::model::{self, ModelCase};
-use taper_bench::{Case, Measurement, Peer, figure, params};
+use taper_bench::{Case, Measurement, Peer, Setup, figure, params};
+use taper_kernels::cuda::{Cuda, Driver};
 use taper_kernels::{AttentionScheme, Backend};
 use taper_models::{Llama, ModelConfig, ModelSoftmax};
 
@@ -30,7 +31,7 @@ pub(crate) fn run(args: &BenchModelArgs) -> Result<()> {
     }
     let plain: Vec<Case> = cases.iter().map(|named| named.case).collect();
     let options = model::load_options(&plain, args.model.attention.scheme());
-    let task = Measure { args, cases, path: &resolved.path, candle };
+    let task = Measure { args, cases, path: &resolved.path, candle, gpu: None };
     load::with_model(&args.model, &checkpoint, options, &progress, task)
 }
 
@@ -39,14 +40,20 @@ struct Measure<'a> {
     cases: Vec<NamedCase>,
     path: &'a Path,
     candle: Option<PathBuf>,
+    gpu: Option<Setup>,
 }
 
 impl ModelTask for Measure<'_> {
     type Output = ();
 
+    fn computes_on(&mut self, gpu: &Cuda<Driver>) {
+        self.gpu = Some(setup_on(gpu, self.args.output.bandwidth_bytes()));
+    }
+
     fn run<B: Backend + Clone>(self, mut model: Llama<B>) -> Result<()> {
         let info = model.backend().info();
-        let mut bench = Bench::start(&self.args.output, setup(&info, self.args.output.bandwidth_bytes()))?;
+        let setup = self.gpu.clone().unwrap_or_else(|| setup(&info, self.args.output.bandwidth_bytes()));
+        let mut bench = Bench::start(&self.args.output, setup)?;
         let start = |driver: &PathBuf| Candle::start(driver, self.path, info.threads);
         let mut candle = self.candle.as_ref().map(start).transpose()?;
         for named in &self.cases {
