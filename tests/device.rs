@@ -253,7 +253,12 @@ fn every_command_that_computes_has_the_flag_in_its_help() {
         let output = taper(&folder, &format!("{command} --help")).output().unwrap();
         let help = String::from_utf8(output.stdout).unwrap();
         let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-        for part in ["--device <DEVICE>", "TAPER_DEVICE", "auto is the CPU", "`bench attention` and `bench chat` do not compute"] {
+        for part in [
+            "--device <DEVICE>",
+            "TAPER_DEVICE",
+            "auto is the CPU",
+            "`bench attention` and `bench chat` do not compute",
+        ] {
             assert!(help.contains(part), "{part} in {command}: {help}");
         }
     }
