@@ -28,9 +28,9 @@ fn check<B: Backend>(backend: &B, sequences: &Sequences, largest_score: f64, wha
     check_within(backend, sequences, 3e-6 + 1e-6 * largest_score, what);
 }
 
-/// What an answer may be off by beyond that where tensor cores multiply with weights: those are rounded to the type of the cache,
-/// by at most `2^-9` of bfloat16 and `2^-12` of float16, and so is their sum, by which the answer is divided. (Queries are
-/// rounded, too; those of the suite are exact.)
+/// What an answer may be off by beyond that where tensor cores multiply with weights: those are rounded to the type of the cache, by
+/// at most `2^-8` of bfloat16 and `2^-11` of float16 and on average by half of that, which is taken here once for the weights
+/// and once for their sum, by which the answer is divided. (Queries are rounded, too; those of the suite are exact.)
 fn rounding_of_weights<B: Backend>(backend: &B, sequences: &Sequences) -> f64 {
     let relative = match sequences.dtype {
         _ if backend.info().name != "cuda" => 0.0,
