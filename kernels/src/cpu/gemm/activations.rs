@@ -3,7 +3,8 @@
 //! walk them. A tile of R rows (as many as the instruction set's tile, fewer at the end) is `[block][R][high 32 | low 32]`
 //! int8, `[block][R]` scales and `[block][R]` terms (see [`Terms`]), so that one block of all its rows lies together, and
 //! `[block]` flags: whether any of its rows is fine there. Where none is, all low digits are zero, and integers are the high
-//! digits alone, with scales 128 times as large: the same values, and the same bits of every product.
+//! digits alone, with scales 128 times as large: the same values, and the same bits of every product. Kernels that
+//! multiply words get the integers put together again, see [`Words`].
 
 use super::format::{BLOCK, Terms};
 use super::kernels::Kernels;
@@ -33,10 +34,26 @@ impl Default for Digits {
     }
 }
 
+/// The integers of a block as they are where it is fine, else its high digits: those of even k, then those of odd k.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(align(64))]
+pub(super) struct Words(pub(super) [[i16; BLOCK / 2]; 2]);
+
+/// What kernels read of a row beside its digits and scales.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted {
+    /// The terms of each kind.
+    pub(super) terms: [bool; Terms::COUNT],
+    /// Words.
+    pub(super) words: bool,
+}
+
 /// Memory that products reuse; it grows to the largest one and stays there.
 #[derive(Debug, Default)]
 pub struct GemmScratch {
     pub(super) digits: Vec<Digits>,
+    /// In the order of the digits.
+    pub(super) words: Vec<Words>,
     pub(super) scales: Vec<f32>,
     /// Per tile, of R times as many, the first `[blocks]`.
     pub(super) fine: Vec<u8>,
@@ -150,27 +167,29 @@ pub(super) struct Rounding {
 }
 
 impl GemmScratch {
-    /// Quantizes the rows of `x` (each `cols` wide) in tiles of `tile`, with the terms in `wanted`.
+    /// Quantizes the rows of `x` (each `cols` wide) in tiles of `tile`.
     pub(super) fn quantize(
         &mut self,
         (pool, kernels, activations): (&Pool, &Kernels, Activations),
         tile: usize,
         (x, cols): (&[f32], usize),
-        wanted: [bool; Terms::COUNT],
+        wanted: Wanted,
     ) {
         let blocks = cols / BLOCK;
         let rows = x.len() / cols;
         grow(&mut self.digits, rows * blocks);
+        grow(&mut self.words, if wanted.words { rows * blocks } else { 0 });
         grow(&mut self.scales, rows * blocks);
         grow(&mut self.fine, rows * blocks);
         grow(&mut self.sums, rows * blocks);
         for (terms, kind) in self.terms.iter_mut().zip(Terms::ALL) {
-            if wanted[kind as usize] {
+            if wanted.terms[kind as usize] {
                 grow(terms, rows * blocks * kind.words());
             }
         }
         let (digits, scales) = (SharedMut::new(&mut self.digits), SharedMut::new(&mut self.scales));
         let (fine, sums) = (SharedMut::new(&mut self.fine), SharedMut::new(&mut self.sums));
+        let words = SharedMut::new(&mut self.words);
         let terms = self.terms.each_mut().map(|terms| SharedMut::new(terms));
         let quantize_tile = |index: usize| {
             let first = index * tile;
@@ -191,7 +210,16 @@ impl GemmScratch {
                 scales.iter_mut().for_each(|scale| *scale *= (1 << LOW_BITS) as f32);
                 sums.as_flattened_mut().iter_mut().for_each(|sum| *sum >>= LOW_BITS);
             }
-            for kind in Terms::ALL.into_iter().filter(|&kind| wanted[kind as usize]) {
+            if let Some(of_words) = kernels.of_words.filter(|_| wanted.words) {
+                // SAFETY: as above.
+                let words = unsafe { words.slice(start, len) };
+                let blocks_of_rows = digits.chunks_exact(tile_rows).zip(words.chunks_exact_mut(tile_rows));
+                for ((digits, words), &fine) in blocks_of_rows.zip(&*fine) {
+                    // SAFETY: the table is only given out on machines that have its instruction set.
+                    unsafe { (of_words.put_together)(digits, fine != 0, words) };
+                }
+            }
+            for kind in Terms::ALL.into_iter().filter(|&kind| wanted.terms[kind as usize]) {
                 let words = kind.words();
                 // SAFETY: as above.
                 let terms = unsafe { terms[kind as usize].slice(start * words, len * words) };
@@ -229,7 +257,7 @@ mod tests {
     fn quantize_rows(isa: Isa, activations: Activations, rows: usize, x: &[f32]) -> GemmScratch {
         let mut scratch = GemmScratch::default();
         let with = (&Pool::new(1), &isa.table().gemm, activations);
-        scratch.quantize(with, rows, (x, x.len() / rows), [true; Terms::COUNT]);
+        scratch.quantize(with, rows, (x, x.len() / rows), Wanted { terms: [true; Terms::COUNT], words: true });
         scratch
     }
 
@@ -267,6 +295,27 @@ mod tests {
                 x[31] = 16256.0;
                 let expected: Vec<i32> = x.iter().map(|&x| x as i32).collect();
                 assert_eq!(values(&quantize(isa, &x), 0), expected, "{isa:?}");
+            }
+        });
+    }
+
+    #[test]
+    fn words_are_the_integers_in_use_even_ones_before_odd_ones() {
+        every_isa(|isa| {
+            if isa.table().gemm.of_words.is_none() {
+                return;
+            }
+            let x: Vec<f32> =
+                row([1.0, 1.8, 9.0]).iter().enumerate().map(|(i, x)| if i % 3 == 0 { -x } else { *x }).collect();
+            for activations in Activations::ALL {
+                let scratch = quantize_rows(isa, activations, 1, &x);
+                for block in 0..3 {
+                    let high = scratch.digits[block].0[..BLOCK].iter().map(|&high| i32::from(high)).collect();
+                    let expected: Vec<i32> = if scratch.fine[block] == 1 { values(&scratch, block) } else { high };
+                    let words = scratch.words[block].0.map(|words| words.map(i32::from));
+                    let in_order: Vec<i32> = (0..BLOCK).map(|k| words[k % 2][k / 2]).collect();
+                    assert_eq!(in_order, expected, "{isa:?} {activations:?} {block}");
+                }
             }
         });
     }

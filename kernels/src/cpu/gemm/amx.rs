@@ -32,6 +32,7 @@ macro_rules! kernels {
     ($tiles:ty) => {
         Kernels {
             quantize: Kernels::AVX512.quantize,
+            of_words: None,
             products: [
                 floats::<{ WeightType::F32 as usize }> as Product,
                 floats::<{ WeightType::F16 as usize }>,

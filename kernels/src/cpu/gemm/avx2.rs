@@ -1,12 +1,12 @@
 //! The kernels for AVX2 with FMA. A panel of quantized weights is walked block by block, both halves of eight rows side by side,
-//! and one panel after the other. Up to three rows, as many as `integers` finds registers for, meet groups of weights as they
-//! are unpacked; of a larger tile, three rows after three walk the panel, which is in the first cache then, or a block is
+//! and one panel after the other. Up to five rows, as many as `integers` finds registers for, meet groups of weights as they
+//! are unpacked; of a larger tile, some rows after others walk the panel, which is in the first cache then, or a block is
 //! unpacked once for all of them. See [`super`] for the arithmetic and [`super::format`] for the layout.
 
-use super::activations::DIGITS;
+use super::activations::{DIGITS, Words};
 use super::avx2;
-use super::format::{BLOCK, High, Low, PANEL_ROWS, Quantized, SUPERBLOCK};
-use super::kernels::{Kernels, Task, products};
+use super::format::{BLOCK, High, PANEL_ROWS, Quantized, SUPERBLOCK};
+use super::kernels::{Kernels, OfWords, Task, products};
 use std::arch::x86_64::*;
 
 mod bf16;
@@ -15,7 +15,7 @@ mod quantize;
 mod scaling;
 
 use integers::{Packed, Unpacked, Weights, by_words, integers};
-use quantize::quantize_row;
+use quantize::{put_together, quantize_row};
 use scaling::Scaling;
 
 /// Most rows of a tile.
@@ -25,9 +25,17 @@ const AHEAD_BYTES: usize = 4096;
 
 impl Kernels {
     /// AVX2, FMA and F16C.
-    pub(crate) const AVX2: Kernels =
-        Kernels { quantize: quantize_row, products: products!(avx2), tile_rows: TILE_ROWS, tile_panels: 2 };
+    pub(crate) const AVX2: Kernels = Kernels {
+        quantize: quantize_row,
+        of_words: Some(OF_WORDS),
+        products: products!(avx2),
+        tile_rows: TILE_ROWS,
+        tile_panels: 2,
+    };
 }
+
+/// Activations that some passes over a tile read.
+const OF_WORDS: OfWords = OfWords { wanted: |format, rows| by_words(format, true, rows), put_together };
 
 /// Rows of a half panel: the lanes of a vector.
 const HALF: usize = PANEL_ROWS / 2;
@@ -110,19 +118,20 @@ pub(super) unsafe fn quantized<F: Quantized>(task: &Task) {
                 match task.rows - row {
                     1 => quantized_panel::<F, 1>(task, panel, row),
                     2 => quantized_panel::<F, 2>(task, panel, row),
-                    3 if !by_words::<F>(true) => quantized_panel::<F, 3>(task, panel, row),
-                    _ if unpacks_first::<F>() => quantized_panel::<F, TILE_ROWS>(task, panel, row),
-                    _ => quantized_panel::<F, 3>(task, panel, row),
+                    5 => quantized_panel::<F, 5>(task, panel, row),
+                    6.. if unpacks_first::<F>() => quantized_panel::<F, TILE_ROWS>(task, panel, row),
+                    3 | 6 => quantized_panel::<F, 3>(task, panel, row),
+                    _ => quantized_panel::<F, 4>(task, panel, row),
                 }
             };
         }
     }
 }
 
-/// Whether more than three rows meet blocks that are unpacked once for all of them, rather than walk the panel three at a
-/// time. Bit planes above the low one make unpacking too long to repeat, and words have registers for four rows.
+/// Whether more than five rows meet blocks that are unpacked once for all of them: bit planes above the low one make it too long
+/// to repeat.
 const fn unpacks_first<F: Quantized>() -> bool {
-    by_words::<F>(true) || !matches!(F::FORMAT.high, High::None)
+    !matches!(F::FORMAT.high, High::None)
 }
 
 /// A panel and ROWS rows from `first_row` on, or all of the task, if ROWS is a whole tile. Says how many.
@@ -155,6 +164,7 @@ unsafe fn quantized_panel<F: Quantized, const ROWS: usize>(task: &Task, panel: u
                     planes: base.add(quants),
                     scaling: &scaling,
                     digits: task.digits.add(at * DIGITS),
+                    words: task.words.wrapping_add(at),
                     scales: task.scales.add(at),
                     terms: task.terms.add(at * words),
                 };
@@ -182,6 +192,7 @@ struct Block<'a> {
     planes: *const u8,
     scaling: &'a [Scaling; 2],
     digits: *const i8,
+    words: *const Words,
     scales: *const f32,
     terms: *const i32,
 }
@@ -198,11 +209,6 @@ impl Block<'_> {
                 self.add_passes::<F, _, ROWS, FINE>(packed, 0, sums);
                 return;
             }
-            // Bytes need no unpacking.
-            if matches!(F::FORMAT.low, Low::Bytes) {
-                self.add_tile::<F, _, FINE>(packed, sums);
-                return;
-            }
             let mut groups = [[_mm256_setzero_si256(); 2]; 8];
             for (g, group) in groups.iter_mut().enumerate() {
                 *group = packed.group::<F>(g);
@@ -211,16 +217,15 @@ impl Block<'_> {
         }
     }
 
-    /// Adds the products of all rows in as large passes as registers allow: two sums of a row, four by digits.
+    /// Adds the products of all rows in as large passes as registers allow.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn add_tile<F: Quantized, W: Weights, const FINE: bool>(self, weights: W, sums: &mut [[__m256; 2]]) {
         let mut done = 0;
         // SAFETY: the caller's obligation.
         unsafe {
-            if by_words::<F>(FINE) {
-                done = self.add_passes::<F, W, 4, FINE>(weights, done, sums);
-            }
+            done = self.add_passes::<F, W, 4, FINE>(weights, done, sums);
+            done = self.add_passes::<F, W, 3, FINE>(weights, done, sums);
             done = self.add_passes::<F, W, 2, FINE>(weights, done, sums);
             self.add_passes::<F, W, 1, FINE>(weights, done, sums);
         }
@@ -240,7 +245,8 @@ impl Block<'_> {
             // SAFETY: the caller's obligation: there are as many rows as sums.
             unsafe {
                 let (digits, terms) = (self.digits.add(row * DIGITS), self.terms.add(row * words));
-                let integers = integers::<F, W, PASS, FINE>(weights, self.scaling, digits, terms);
+                let of_words = self.words.wrapping_add(row);
+                let integers = integers::<F, W, PASS, FINE>(weights, self.scaling, digits, of_words, terms);
                 for (i, (sums, integers)) in sums.iter_mut().zip(&integers).enumerate() {
                     let da = _mm256_set1_ps(*self.scales.add(row + i));
                     for (half, sum) in sums.iter_mut().enumerate() {

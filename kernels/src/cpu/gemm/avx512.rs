@@ -18,8 +18,13 @@ const TILE_ROWS: usize = 6;
 
 impl Kernels {
     /// AVX-512 F, BW, VL, DQ and VNNI.
-    pub(crate) const AVX512: Kernels =
-        Kernels { quantize: quantize_row, products: products!(avx512), tile_rows: TILE_ROWS, tile_panels: 4 };
+    pub(crate) const AVX512: Kernels = Kernels {
+        quantize: quantize_row,
+        of_words: None,
+        products: products!(avx512),
+        tile_rows: TILE_ROWS,
+        tile_panels: 4,
+    };
 
     /// The same with dot products of bfloat16.
     pub(crate) const AVX512_BF16: Kernels = {

@@ -1,6 +1,7 @@
 //! What an instruction set provides for matrix products, and the task that its kernels are given.
 
-use super::activations::RowTarget;
+use super::activations::{Digits, RowTarget, Words};
+use super::format::Format;
 use crate::WeightType;
 
 /// The product of a few panels with one tile of rows.
@@ -24,6 +25,8 @@ pub(crate) struct Task {
     pub(super) pair_rows: usize,
     /// Quantized types: digits of the tile, `[block][rows][high 32 | low 32]`.
     pub(super) digits: *const i8,
+    /// Their words, `[block][rows]`; null where the table wants none.
+    pub(super) words: *const Words,
     /// Their scales, `[block][rows]`.
     pub(super) scales: *const f32,
     /// Whether any row of a block has low digits that are not zero, `[block]`.
@@ -48,11 +51,25 @@ pub(crate) type Product = unsafe fn(&Task);
 /// The processor has the table's instruction set. (Memory is checked: the row is a slice, and so are the targets.)
 pub(crate) type QuantizeRow = unsafe fn(&[f32], RowTarget<'_>);
 
+/// How the matrix kernels of an instruction set come by words.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OfWords {
+    /// Whether a tile of so many rows meets weights of a format as words.
+    pub(super) wanted: fn(Format, usize) -> bool,
+    /// Puts the digits of blocks together, those of a tile's rows at one place; the high ones alone unless they are fine.
+    ///
+    /// # Safety
+    /// The processor has the table's instruction set.
+    pub(super) put_together: unsafe fn(&[Digits], bool, &mut [Words]),
+}
+
 /// The matrix kernels of one instruction set.
 #[derive(Debug)]
 pub(crate) struct Kernels {
     /// Quantizes one row of activations.
     pub(super) quantize: QuantizeRow,
+    /// What makes words of digits, where there are kernels that multiply them.
+    pub(super) of_words: Option<OfWords>,
     /// One product per weight type, in the order of [`WeightType::ALL`].
     pub(super) products: [Product; WeightType::ALL.len()],
     /// Rows that share one unpacking of a block.
@@ -62,6 +79,11 @@ pub(crate) struct Kernels {
 }
 
 impl Kernels {
+    /// Whether a tile of so many rows meets weights of a format as words.
+    pub(super) fn want_words(&self, format: Format, rows: usize) -> bool {
+        self.of_words.is_some_and(|of_words| (of_words.wanted)(format, rows))
+    }
+
     pub(super) fn product(&self, weight_type: WeightType) -> Product {
         self.products[weight_type as usize]
     }

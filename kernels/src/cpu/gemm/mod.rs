@@ -62,6 +62,7 @@ use super::isa::Isa;
 use super::pool::Pool;
 use super::silu::silu_mul_row;
 use crate::WeightType;
+use activations::Wanted;
 use format::{BLOCK, Format, PANEL_ROWS, Terms};
 use kernels::Task;
 use matrix::Part;
@@ -167,8 +168,11 @@ fn multiply(
     let tile_rows = choice.rows_of_a_tile(rows);
     let formats = || matrix.parts.iter().filter_map(|part| Format::of(part.weight_type));
     if formats().next().is_some() {
-        let mut wanted = [false; Terms::COUNT];
-        formats().for_each(|format| wanted[format.terms() as usize] = true);
+        let mut wanted = Wanted { terms: [false; Terms::COUNT], words: false };
+        for format in formats() {
+            wanted.terms[format.terms() as usize] = true;
+            wanted.words |= kernels.want_words(format, tile_rows);
+        }
         scratch.quantize((context.pool, kernels, context.activations), tile_rows, (x, k), wanted);
     }
     if matrix.parts.iter().any(|part| part.weight_type == WeightType::BF16) {
@@ -295,13 +299,16 @@ impl Multiplication<'_> {
         let column = part.first_row + first_output;
         let (mut digits, mut scales) = (std::ptr::null(), std::ptr::null());
         let (mut fine, mut terms) = (std::ptr::null(), std::ptr::null());
-        let mut pairs = std::ptr::null();
+        let (mut words, mut pairs) = (std::ptr::null(), std::ptr::null());
         if part.weight_type == WeightType::BF16 {
             pairs = self.scratch.pairs[first_row * bf16::num_quads(cols)..].as_ptr();
         }
         if let Some(format) = Format::of(part.weight_type) {
             let first_block = first_row * (cols / BLOCK);
             digits = self.scratch.digits[first_block..].as_ptr().cast();
+            if self.kernels.want_words(format, self.tile_rows) {
+                words = self.scratch.words[first_block..].as_ptr();
+            }
             scales = self.scratch.scales[first_block..].as_ptr();
             fine = self.scratch.fine[first_block..].as_ptr();
             terms = self.scratch.terms[format.terms() as usize][first_block * format.terms().words()..].as_ptr();
@@ -316,6 +323,7 @@ impl Multiplication<'_> {
             pairs,
             pair_rows: rows,
             digits,
+            words,
             scales,
             fine,
             terms,

@@ -26,8 +26,13 @@ const QUARTER: usize = PANEL_ROWS / 4;
 
 impl Kernels {
     /// NEON.
-    pub(crate) const NEON: Kernels =
-        Kernels { quantize: quantize_row, products: products!(baseline), tile_rows: TILE_ROWS, tile_panels: 2 };
+    pub(crate) const NEON: Kernels = Kernels {
+        quantize: quantize_row,
+        of_words: None,
+        products: products!(baseline),
+        tile_rows: TILE_ROWS,
+        tile_panels: 2,
+    };
     /// NEON with dot products.
     pub(crate) const NEON_DOT: Kernels = Kernels { products: products!(dotprod), ..Kernels::NEON };
 }

@@ -11,8 +11,13 @@ const TILE_ROWS: usize = 4;
 
 impl Kernels {
     /// Plain Rust.
-    pub(crate) const PORTABLE: Kernels =
-        Kernels { quantize: quantize_row, products: products!(portable), tile_rows: TILE_ROWS, tile_panels: 1 };
+    pub(crate) const PORTABLE: Kernels = Kernels {
+        quantize: quantize_row,
+        of_words: None,
+        products: products!(portable),
+        tile_rows: TILE_ROWS,
+        tile_panels: 1,
+    };
 }
 
 /// Sixteen outputs of one row.

@@ -6,13 +6,14 @@
 //! - **Digits.** `vpmaddubsw` multiplies weights with a digit and adds pairs in int16, where further groups are added as
 //!   long as none can overflow: all eight for values up to 15. `vpmaddwd` then adds pairs again and weighs the digits, 128
 //!   and 1, in the same multiplication.
-//! - **Words.** Values above 31 leave int16 no room for a second or third group. Weights are then widened to int16 where they
-//!   are used, two vectors of even and odd k from one of bytes, and digits put together to the fifteen bits that they came
-//!   from; `vpmaddwd` adds pairs in int32.
+//! - **Words.** Weights are widened to int16, two vectors of even and odd k from one of bytes, and meet the fifteen bits that
+//!   the digits came from; `vpmaddwd` adds pairs in int32. Values above 31 leave int16 no room for a second or third group of
+//!   digits, so that this is shorter; and of a row there are two sums rather than four, so that more rows share what is
+//!   unpacked.
 
 use super::scaling::Scaling;
-use crate::cpu::gemm::activations::{DIGITS, LOW_BITS};
-use crate::cpu::gemm::format::{High, Low, Quantized};
+use crate::cpu::gemm::activations::{LOW_BITS, Words};
+use crate::cpu::gemm::format::{Format, High, Low, Quantized};
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -96,30 +97,25 @@ fn move_bits(x: __m256i, from: usize, to: usize) -> __m256i {
     if from >= to { shift_right(x, from - to) } else { _mm256_sll_epi16(x, _mm_cvtsi32_si128((to - from) as i32)) }
 }
 
-/// Whether integers of a type are computed by words. Of a block without low digits they are for bytes alone, which do not fit
-/// `vpmaddubsw`.
-pub(super) const fn by_words<F: Quantized>(fine: bool) -> bool {
-    matches!(F::FORMAT.low, Low::Bytes) || fine && F::FORMAT.largest() > 31
+/// Whether integers of so many rows are computed by words. Of a block without low digits they are for bytes alone, which do not
+/// fit `vpmaddubsw`. For two rows, and three where little is to unpack, digits take less time.
+pub(super) const fn by_words(format: Format, fine: bool, rows: usize) -> bool {
+    let is_long_to_unpack = !matches!(format.high, High::None);
+    let is_shorter = format.largest() > 31 || rows > 3 || rows == 3 && is_long_to_unpack;
+    matches!(format.low, Low::Bytes) || fine && is_shorter
 }
 
-/// The integers of a block and ROWS rows, of their high digits alone unless it is FINE. `digits` and `terms` are those of the
-/// first row; the others follow.
+/// The integers of a block and ROWS rows, of their high digits alone unless it is FINE. `digits`, `words` and `terms` are
+/// those of the first row; the others follow.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn integers<F: Quantized, W: Weights, const ROWS: usize, const FINE: bool>(
     weights: W,
     scaling: &[Scaling; 2],
     digits: *const i8,
+    words: *const Words,
     terms: *const i32,
 ) -> [Group; ROWS] {
-    let mut words = [Words::ZERO; ROWS];
-    if by_words::<F>(FINE) {
-        for (row, words) in words.iter_mut().enumerate() {
-            // SAFETY: a row has all digits of a block.
-            *words = unsafe { Words::of::<FINE>(digits.add(row * DIGITS)) };
-        }
-    }
-    let words = if by_words::<F>(FINE) { in_memory(&words) } else { &words };
     // SAFETY: the caller's obligation.
     unsafe {
         if F::FORMAT.has_halves() {
@@ -149,13 +145,13 @@ unsafe fn run<F: Quantized, W: Weights, const ROWS: usize, const FINE: bool, con
     weights: W,
     scaling: &[Scaling; 2],
     digits: *const i8,
-    words: &[Words; ROWS],
+    words: *const Words,
     terms: *const i32,
 ) -> [Group; ROWS] {
     let format = F::FORMAT;
     // SAFETY: the caller's obligation.
     let mut sums = unsafe {
-        if by_words::<F>(FINE) {
+        if by_words(F::FORMAT, FINE, ROWS) {
             word_sums::<F, W, ROWS, RUN>(weights, words)
         } else {
             digit_sums::<F, W, ROWS, FINE, RUN>(weights, digits.cast())
@@ -211,7 +207,7 @@ unsafe fn digit_sums<F: Quantized, W: Weights, const ROWS: usize, const FINE: bo
     weights: W,
     x: *const i32,
 ) -> [Group; ROWS] {
-    const { assert!(groups_in_int16(F::FORMAT.largest(), 127) > 0 || by_words::<F>(false)) };
+    const { assert!(groups_in_int16(F::FORMAT.largest(), 127) > 0 || by_words(F::FORMAT, false, ROWS)) };
     let none = _mm256_setzero_si256();
     let mut sums = [[none; 2]; ROWS];
     let digits = if FINE { 2 } else { 1 };
@@ -242,57 +238,12 @@ unsafe fn digit_sums<F: Quantized, W: Weights, const ROWS: usize, const FINE: bo
     sums
 }
 
-/// The words of a block and row: what a group has of even k, for each group, and the same of odd k.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Words([[i32; 8]; 2]);
-
-impl Words {
-    const ZERO: Words = Words([[0; 8]; 2]);
-
-    /// From its digits, the high ones alone unless it is FINE.
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn of<const FINE: bool>(digits: *const i8) -> Words {
-        let mut words = Words::ZERO;
-        // SAFETY: 32 high digits, 32 low ones; both arrays of words are vectors.
-        unsafe {
-            let (high, low) = (_mm256_loadu_si256(digits.cast()), _mm256_loadu_si256(digits.add(DIGITS / 2).cast()));
-            // A byte in the upper half of a word, shifted down, keeps its sign.
-            let upper =
-                [_mm256_slli_epi16::<8>(high), _mm256_and_si256(high, _mm256_set1_epi16(0xFF00_u16.cast_signed()))];
-            let lower = [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(low)), _mm256_srai_epi16::<8>(low)];
-            for parity in 0..2 {
-                let word = if FINE {
-                    _mm256_add_epi16(_mm256_srai_epi16::<{ 8 - LOW_BITS as i32 }>(upper[parity]), lower[parity])
-                } else {
-                    _mm256_srai_epi16::<8>(upper[parity])
-                };
-                _mm256_store_si256(words.0[parity].as_mut_ptr().cast(), word);
-            }
-        }
-        words
-    }
-}
-
-/// Words as they are, opaque to the compiler: broadcasts from memory cost no arithmetic, and those from registers, which it
-/// would make of them, do.
-#[inline]
-fn in_memory<const ROWS: usize>(words: &[Words; ROWS]) -> &[Words; ROWS] {
-    let mut at: *const [Words; ROWS] = words;
-    // SAFETY: no instruction; the reference is what it was.
-    unsafe {
-        asm!("/* {0} */", inout(reg) at, options(readonly, nostack, preserves_flags));
-        &*at
-    }
-}
-
 /// Sums of groups RUN by words.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn word_sums<F: Quantized, W: Weights, const ROWS: usize, const RUN: usize>(
     weights: W,
-    x: &[Words; ROWS],
+    x: *const Words,
 ) -> [Group; ROWS] {
     let mut sums = [[_mm256_setzero_si256(); 2]; ROWS];
     each_group!(RUNS[RUN], g, {
@@ -303,7 +254,8 @@ unsafe fn word_sums<F: Quantized, W: Weights, const ROWS: usize, const RUN: usiz
         let odd = [_mm256_srli_epi16::<8>(w[0]), _mm256_srli_epi16::<8>(w[1])];
         for (parity, w) in [even, odd].iter().enumerate() {
             for row in 0..ROWS {
-                let x = _mm256_set1_epi32(x[row].0[parity][g]);
+                // SAFETY: a row has eight pairs of either parity.
+                let x = unsafe { _mm256_set1_epi32(x.add(row).cast::<i32>().add(8 * parity + g).read()) };
                 for half in 0..2 {
                     sums[row][half] = in_order(_mm256_add_epi32(sums[row][half], _mm256_madd_epi16(w[half], x)));
                 }

@@ -1,6 +1,6 @@
 //! Rounding of activations to two digits for AVX2; see [`crate::cpu::gemm`] for the rule.
 
-use crate::cpu::gemm::activations::{LOW_BITS, RowTarget};
+use crate::cpu::gemm::activations::{Digits, LOW_BITS, RowTarget, Words};
 use crate::cpu::gemm::format::BLOCK;
 use std::arch::x86_64::*;
 
@@ -48,5 +48,27 @@ pub(super) fn quantize_row(x: &[f32], mut target: RowTarget<'_>) {
             _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32::<0b10_11_00_01>(sum)))
         };
         target.sums[rounding.index] = [sum(integers[0], integers[1]), sum(integers[2], integers[3])];
+    }
+}
+
+/// Words of digits, of the high ones alone unless they are fine.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn put_together(digits: &[Digits], is_fine: bool, words: &mut [Words]) {
+    for (digits, words) in digits.iter().zip(words) {
+        let halves = digits.0.as_ptr();
+        // SAFETY: 32 high digits, 32 low ones.
+        let (high, low) = unsafe { (_mm256_loadu_si256(halves.cast()), _mm256_loadu_si256(halves.add(BLOCK).cast())) };
+        // A byte in the upper half of a word, shifted down, keeps its sign.
+        let upper = [_mm256_slli_epi16::<8>(high), _mm256_and_si256(high, _mm256_set1_epi16(0xFF00_u16.cast_signed()))];
+        let lower = [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(low)), _mm256_srai_epi16::<8>(low)];
+        for (parity, place) in words.0.iter_mut().enumerate() {
+            let word = if is_fine {
+                _mm256_add_epi16(_mm256_srai_epi16::<{ 8 - LOW_BITS as i32 }>(upper[parity]), lower[parity])
+            } else {
+                _mm256_srai_epi16::<8>(upper[parity])
+            };
+            // SAFETY: sixteen words.
+            unsafe { _mm256_storeu_si256(place.as_mut_ptr().cast(), word) };
+        }
     }
 }
