@@ -271,7 +271,7 @@ impl Kernel {
     /// Whether it waits by itself for what the kernel before it wrote (`wait_for_previous` in `kernels/cuda/ptx.cuh`), and so may
     /// begin before that one has ended.
     pub fn waits_for_previous(self) -> bool {
-        const FILES: [&[u8]; 3] = [b"gemv_fused_", b"attention_decode_", b"attention_mma_"];
+        const FILES: [&[u8]; 4] = [b"gemv_fused_", b"gemm_mma_", b"attention_decode_", b"attention_mma_"];
         FILES.iter().any(|file| self.name().to_bytes().starts_with(file))
     }
 }

@@ -120,6 +120,8 @@ pub(super) fn make_tiles<D: Device>(
         // bytes, and panels are multiples of 16.
         unsafe { cuda.launch(tiled.shuffle, grid, 32, &arguments, 2 * count * row_bytes) };
     }
+    // Products read tiles before they wait for the kernel before them.
+    device.synchronize()?;
     Ok(tiles)
 }
 
