@@ -27,6 +27,8 @@ pub(super) struct TiledType {
     has_minimum: bool,
     /// Whether it has two scales a step.
     has_runs_of_16: bool,
+    /// Whether `gemm_wgmma.cu` has products with it.
+    pub(super) has_warpgroups: bool,
 }
 
 /// Rows of a block of each kernel.
@@ -41,6 +43,7 @@ macro_rules! tiled {
             gemm: [Kernel::$r8, Kernel::$r16, Kernel::$r32, Kernel::$r64],
             has_minimum: false,
             has_runs_of_16: false,
+            has_warpgroups: false,
         }
     };
 }
@@ -84,6 +87,7 @@ impl TiledType {
         tiled.has_minimum =
             matches!(weight_type, WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4_K | WeightType::Q5_K);
         tiled.has_runs_of_16 = weight_type == WeightType::Q6_K;
+        tiled.has_warpgroups = weight_type == WeightType::BF16;
         (cols > 0 && cols.is_multiple_of(2)).then_some(tiled)
     }
 }
