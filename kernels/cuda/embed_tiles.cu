@@ -1,5 +1,5 @@
-// Embedding look-up in a table that is stored as tiles (tiles.cuh): out[r] = table[tokens[r]], decoded, to the bits of embed_W from
-// the rows of a file. A table that is the output head as well then lies in memory once.
+// Embedding look-up in a table that is stored as tiles (tiles.cuh): out[r] = table[tokens[r]], decoded, to the bits that
+// the rows of the file have. A table that is the output head as well then lies in memory once.
 //
 // Grid (ceil(cols / 256), rows), 256 threads: warp w of a block has step 8 blockIdx.x + w, and the four of its lanes that have the
 // token's row decode 8 elements each. Rows in grid y: at most 65535.

@@ -31,10 +31,15 @@
 // more rows reading x from the second-level cache does: 16 rows of 4096 columns are 256 KB for each block, 64 rows 1 MB for each
 // pair of panels of 256 KB (bf16). Computed, not measured.
 //
-// Launch contract: dynamic shared memory is min(piece, ceil(cols / 32)) * rows of a block * 64 bytes, and for types with minimums
+// Before it waits for the kernel before it (ptx.cuh) it reads weights alone, which nothing writes once a model is loaded: each warp's
+// first steps, DEPTH of each panel, come into registers, 7 to 35 KB for a block, and norm into the second-level cache; the compiler
+// may load of matrix, up, norm and bias what it likes.
+//
+// Launch contract: may be launched with the attribute of programmatic stream serialization, and without; the kernels that made the
+// tiles have ended. Dynamic shared memory is min(piece, ceil(cols / 32)) * rows of a block * 64 bytes, and for types with minimums
 // (q4_1, q5_1, q4_k, q5_k) * 68; beside it up to 24 KB of static shared memory. `piece` is how many steps of x are staged together:
 // at least ceil(cols / 32), or a multiple of 64 (r8), 32 (r16), 16 (r32, r64). x, norm, tiles aligned to 16 bytes. cols even, and
-// a whole number of blocks. out is neither x nor a matrix. No dependent launch.
+// a whole number of blocks. out is neither x nor a matrix.
 // out points at the first output of this part in the first row, and out_stride elements on at that of the next.
 #include "softmax_common.cuh"
 #include "tiles.cuh"
@@ -420,6 +425,14 @@ __device__ __forceinline__ void write(const Call& call, const Turns<T, GROUPS>& 
   }
 }
 
+// Asks for what the block will stage with x and no kernel writes.
+__device__ __forceinline__ void prefetch_norm(const Call& call) {
+  constexpr int FLOATS = 32;  // of a line of the cache
+  if (!call.norm) return;
+#pragma unroll 1
+  for (int k = threadIdx.x * FLOATS; k < call.cols; k += THREADS * FLOATS) ptx::prefetch(call.norm + k);
+}
+
 template <class T, int GROUPS> __device__ __forceinline__ void gemm(const Call& call) {
   constexpr int PANELS = Shape<T, GROUPS>::PANELS, ROWS = Shape<T, GROUPS>::ROWS;
   SHARED(float, partials, 2 * WARPS * PANELS * PANEL_PLACES);
@@ -432,6 +445,9 @@ template <class T, int GROUPS> __device__ __forceinline__ void gemm(const Call& 
 
   Stream<T, GROUPS> stream;
   stream.begin(turns);
+  prefetch_norm(call);
+  ptx::let_next_start();
+  ptx::wait_for_previous();
   find_scales<T, GROUPS>(call, first_row, scales, of_warps);
   float gates[GROUPS] = {};  // of the turn before, this thread's
   for (int turn = 0; turns.is_there(turn); turn++) {
@@ -461,13 +477,13 @@ template <class T, int GROUPS> __device__ __forceinline__ void gemm(const Call& 
 
 // x [rows, cols]; matrix tiles of n outputs; up null, or tiles of as many; bias [n] or null; norm [cols] or null; out as above;
 // add 0 or 1; eps of the norm.
-#define GEMM_MMA(T, GROUPS, BLOCKS, kernel)                                                                              \
-  extern "C" __global__ void __launch_bounds__(256, BLOCKS)                                                                    \
-      kernel(const float* __restrict__ x, const unsigned char* __restrict__ matrix, const unsigned char* __restrict__ up,      \
-             const float* __restrict__ bias, const float* __restrict__ norm, float* __restrict__ out, int rows, int n,         \
-             int cols, int out_stride, int add, int piece, float eps) {                                                        \
-    gemm<tiles::T, GROUPS>({x, matrix, up, bias, norm, out, rows, n, cols, out_stride, add, piece, eps});                      \
-  }                                                                                                                            \
+#define GEMM_MMA(T, GROUPS, BLOCKS, kernel)                                                                           \
+  extern "C" __global__ void __launch_bounds__(256, BLOCKS)                                                           \
+      kernel(const float* x, const unsigned char* __restrict__ matrix, const unsigned char* __restrict__ up,          \
+             const float* __restrict__ bias, const float* __restrict__ norm, float* out, int rows, int n, int cols,   \
+             int out_stride, int add, int piece, float eps) {                                                         \
+    gemm<tiles::T, GROUPS>({x, matrix, up, bias, norm, out, rows, n, cols, out_stride, add, piece, eps});             \
+  }                                                                                                                   \
   EXPORT_KERNEL(kernel)
 #define FOR_ALL_ROWS(name, T)                      \
   GEMM_MMA(T, 1, 2, gemm_mma_##name##_r8)    \

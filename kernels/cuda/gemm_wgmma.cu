@@ -1,8 +1,9 @@
 // Products of 16 to 128 rows, and more by grid.y, with bf16 weights on Hopper's tensor cores:
 // out[r][n] = sum_k bf16(x[r][k]) w[n][k] (+ bias[n]), x and sums float32. sm_90a alone: elsewhere the kernels are empty.
 //
-// Weights lie in tiles of 16 outputs x 16 k, 512 bytes: panels of 16 outputs one after the other (n padded with zeros), in a panel
-// k ascending (cols padded with zeros); lane l's 16 bytes, at 16 l, are what it gives wgmma as A, the layout in hopper.cuh.
+// Weights are the tiles of bf16 that gemm_mma.cu reads (tiles.cuh), so they are in memory once: 16 outputs x 16 k, 512 bytes; panels
+// of 16 outputs one after the other (n padded with zeros), in a panel k ascending (cols padded with zeros); lane l's 16 bytes, at
+// 16 l, are what it gives wgmma as A, the layout in hopper.cuh.
 // So D [64 outputs, ROWS] += W [64, 16] X [16, ROWS]: outputs, of which there are many, fill the 64 that wgmma is tall, and rows
 // are as wide as there are.
 //
@@ -18,7 +19,9 @@
 // Order of sums, by cols alone: stages of 64 k (T = ceil(cols / 64)) in SEGMENTS runs T j / SEGMENTS to T (j + 1) / SEGMENTS from
 // T = 16 on, in one run below; of a run k ascends, 16 at a time, in the tensor core; runs add up in order, from 0.0f. Who computes
 // a run changes nothing: with grid.z = 1 a block takes them one after the other, with grid.z = SEGMENTS each has a block, sums
-// go through `partial`, and the block that comes last adds them up. Outputs fill the machine alone from n = 16896 (132 x 128) on.
+// go through `partial`, and the block that comes last adds them up. It is another order than gemm_mma.cu's, so a row's bits depend on
+// which of both computes it: only who allows that (Cuda::with_exact_rows) has these kernels. Outputs fill the machine alone from
+// n = 16896 (132 x 128) on.
 //
 // Bytes: 2 n cols of weights per grid.y, and 4 ROWS cols of x per block from the second-level cache: 2 ROWS / (64 GROUPS) of the
 // weights' bytes, 0.25, 0.5, 1, 2 for 16, 32, 64, 128 rows. Flops: 2 n cols ROWS. If that cache gives 5.5 TB/s, DRAM bounds 16

@@ -1,14 +1,15 @@
 // Products of a few rows with a weight matrix in the file's layout: out[r][n] = sum_k x[r][k] w[n][k] (+ bias[n]), float32
-// activations and sums, weights decoded to float32 in registers (weights.cuh).
+// activations and sums, weights decoded to float32 in registers (weights.cuh, which says what is left in that layout).
 //
 // Grid (ceil(n / 16), ceil(rows / 4)), 256 threads: a warp has two outputs of up to four rows. Lane l takes chunks l, l + 32, ...
 // of eight consecutive k, and of each chunk k ascending, one fused multiply-add each; then the lanes add up as a tree. That
 // order depends on cols alone: a row has the bits it has alone.
 //
 // Bytes: n * row_bytes(cols) for every four rows (from the second-level cache after the first), and 4 cols rows of x per block
-// of threads. Flops: 2 n cols rows. One row is bound by DRAM where decoding leaves time: float types; four-bit types need about
-// 35 instructions for eight weights, as many as an H200 has issue slots for 4.5 bytes of 4.3 TB/s. Reads of x from the first-level
-// cache bound several rows: 40 cycles for 64 multiply-adds of a warp, so at most 40 % of 67 TFLOP/s. Computed, not measured.
+// of threads. Flops: 2 n cols rows. One row is bound by DRAM where decoding leaves time: float types; q2_k and q3_k need
+// 32 instructions for eight weights at least, where an H200 has issue slots for 20 or 27 while 2.6 or 3.4 bytes come at 4.3 TB/s.
+// Reads of x from the first-level cache bound several rows: 40 cycles for 64 multiply-adds of a warp, so at most 40 % of 67 TFLOP/s.
+// Computed, not measured.
 //
 // Launch contract: no dynamic shared memory, no dependent launch; w aligned to 16 bytes, x too; cols a whole number of blocks.
 // out points at the first output of this part in the first row, and out_stride elements on at that of the next.
@@ -98,4 +99,4 @@ __device__ __forceinline__ void gemv(const float* x, const Byte* matrix, const f
     gemv<W>(x, w, bias, out, rows, n, cols, out_stride);                                                                \
   }                                                                                                                     \
   EXPORT_KERNEL(gemv_##name)
-FOR_EACH_WEIGHT_TYPE(GEMV)
+FOR_EACH_ROW_TYPE(GEMV)

@@ -226,4 +226,4 @@ template <class W> __device__ __forceinline__ void product(const Call& call) {
     product<W>(Call{x, norm_weight, w, up, bias, out, rows, n, cols, out_stride, eps, epilogue});                             \
   }                                                                                                                           \
   EXPORT_KERNEL(gemv_fused_##name)
-FOR_EACH_WEIGHT_TYPE(GEMV_FUSED)
+FOR_EACH_ROW_TYPE(GEMV_FUSED)

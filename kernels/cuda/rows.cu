@@ -43,7 +43,7 @@ __device__ __forceinline__ void embed(const unsigned char* table, const int* tok
     embed<W>(table, tokens, out, cols, first, count);                                                            \
   }                                                                                                              \
   EXPORT_KERNEL(embed_##name)
-FOR_EACH_WEIGHT_TYPE(EMBED)
+FOR_EACH_ROW_TYPE(EMBED)
 
 // x [.., cols], picked [n], out [n, cols].
 extern "C" __global__ void __launch_bounds__(256) gather_rows(const float* x, const int* picked, float* out, int cols) {

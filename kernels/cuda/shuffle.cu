@@ -18,38 +18,38 @@ using tiles::Byte;
 __device__ __forceinline__ unsigned bit_of(const Byte* bits, int i) { return bits[i / 8] >> (i % 8) & 1; }
 __device__ __forceinline__ unsigned nibble_of(const Byte* pairs, int i) { return pairs[i % 16] >> (i / 16 * 4) & 15; }
 
-struct FileQ4_0 : weights::Q4_0 {
+struct FileQ4_0 : weights::Blocks<FileQ4_0, 32, 18> {
   static __device__ __forceinline__ unsigned quant(const Byte* block, int i) { return nibble_of(block + 2, i); }
 };
-struct FileQ4_1 : weights::Q4_1 {
+struct FileQ4_1 : weights::Blocks<FileQ4_1, 32, 20> {
   static __device__ __forceinline__ unsigned quant(const Byte* block, int i) { return nibble_of(block + 4, i); }
 };
-struct FileQ5_0 : weights::Q5_0 {
+struct FileQ5_0 : weights::Blocks<FileQ5_0, 32, 22> {
   static __device__ __forceinline__ unsigned quant(const Byte* block, int i) {
     return nibble_of(block + 6, i) | bit_of(block + 2, i) << 4;
   }
 };
-struct FileQ5_1 : weights::Q5_1 {
+struct FileQ5_1 : weights::Blocks<FileQ5_1, 32, 24> {
   static __device__ __forceinline__ unsigned quant(const Byte* block, int i) {
     return nibble_of(block + 8, i) | bit_of(block + 4, i) << 4;
   }
 };
-struct FileQ8_0 : weights::Q8_0 {
+struct FileQ8_0 : weights::Blocks<FileQ8_0, 32, 34> {
   static __device__ __forceinline__ unsigned quant(const Byte* block, int i) { return block[2 + i]; }
 };
 // Byte l of each 32 holds elements l and l + 32 of 64.
 __device__ __forceinline__ unsigned nibble_of_256(const Byte* pairs, int i) {
   return pairs[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 15;
 }
-struct FileQ4_K : weights::Q4_K {
+struct FileQ4_K : weights::Blocks<FileQ4_K, 256, 144> {
   static __device__ __forceinline__ unsigned quant(const Byte* block, int i) { return nibble_of_256(block + 16, i); }
 };
-struct FileQ5_K : weights::Q5_K {
+struct FileQ5_K : weights::Blocks<FileQ5_K, 256, 176> {
   static __device__ __forceinline__ unsigned quant(const Byte* block, int i) {
     return nibble_of_256(block + 48, i) | (block[16 + i % 32] >> (i / 32) & 1u) << 4;
   }
 };
-struct FileQ6_K : weights::Q6_K {
+struct FileQ6_K : weights::Blocks<FileQ6_K, 256, 210> {
   static __device__ __forceinline__ unsigned quant(const Byte* block, int i) {
     const int half = i / 128, at = i % 128;
     const unsigned low = block[half * 64 + at % 64] >> (at / 64 * 4) & 15;
@@ -144,11 +144,13 @@ __device__ __forceinline__ void tiles_of_32(const Byte* rows, Byte* to, int n, i
   store_scales(source, to + tiles::Quants<HIGH>::BYTES, 0, Tile::MINIMUM ? 2 : 0);
 }
 
-// Scale and minimum of step `j`, four bits each, and the two bits above.
+// Scale and minimum of step `j` of Q4_K and Q5_K: four bits each, and the two bits above. The first four pairs of six bits lie whole
+// in bytes j and j + 4; of the last four the low nibbles share byte j + 4 and the high bits are on top of the first eight bytes.
 __device__ __forceinline__ uint2 split_scale_min(const Byte* block, int j) {
   if (!block) return make_uint2(0, 0);
-  const float2 run = weights::scale_min(block + 4, j);
-  const unsigned scale = unsigned(run.x), min = unsigned(run.y);
+  const Byte* const packed = block + 4;
+  const unsigned scale = j < 4 ? packed[j] & 63u : (packed[j + 4] & 15u) | packed[j - 4] >> 6 << 4;
+  const unsigned min = j < 4 ? packed[j + 4] & 63u : unsigned(packed[j + 4] >> 4 | packed[j] >> 6 << 4);
   return make_uint2((scale & 15) | (min & 15) << 4, scale >> 4 | min >> 4 << 2);
 }
 

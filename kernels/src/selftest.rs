@@ -104,7 +104,9 @@ fn linear<B: Backend>(backend: &B, weight_type: WeightType, rows: usize) -> Resu
     let (x, bias) = (random.normals(rows * inputs), random.normals(outputs));
     let tolerance = match backend.info().numerics_class {
         // 6.5 standard deviations of the error that rounding to so many bits makes: `2^-bits / sqrt(3 * 3 / (2 ln 2))`.
-        cuda::NUMERICS_CLASS if cuda::activation_bits(weight_type) < f32::MANTISSA_DIGITS => {
+        cuda::NUMERICS_CLASS | cuda::NUMERICS_CLASS_BY_ROWS
+            if cuda::activation_bits(weight_type) < f32::MANTISSA_DIGITS =>
+        {
             2.56 * 0.5_f64.powi(cuda::activation_bits(weight_type) as i32)
         }
         _ if matches!(weight_type, WeightType::F32 | WeightType::F16) => 1e-4,

@@ -59,26 +59,10 @@ kernels! {
     EmbedF16 = c"embed_f16", "pppiii";
     /// Rows of a table of bf16.
     EmbedBf16 = c"embed_bf16", "pppiii";
-    /// Rows of a table of q4_0.
-    EmbedQ4_0 = c"embed_q4_0", "pppiii";
-    /// Rows of a table of q4_1.
-    EmbedQ4_1 = c"embed_q4_1", "pppiii";
-    /// Rows of a table of q5_0.
-    EmbedQ5_0 = c"embed_q5_0", "pppiii";
-    /// Rows of a table of q5_1.
-    EmbedQ5_1 = c"embed_q5_1", "pppiii";
-    /// Rows of a table of q8_0.
-    EmbedQ8_0 = c"embed_q8_0", "pppiii";
     /// Rows of a table of q2_k.
     EmbedQ2K = c"embed_q2_k", "pppiii";
     /// Rows of a table of q3_k.
     EmbedQ3K = c"embed_q3_k", "pppiii";
-    /// Rows of a table of q4_k.
-    EmbedQ4K = c"embed_q4_k", "pppiii";
-    /// Rows of a table of q5_k.
-    EmbedQ5K = c"embed_q5_k", "pppiii";
-    /// Rows of a table of q6_k.
-    EmbedQ6K = c"embed_q6_k", "pppiii";
     /// Rows of a buffer, by number.
     GatherRows = c"gather_rows", "pppi";
     /// SwiGLU's middle.
@@ -93,26 +77,10 @@ kernels! {
     GemvF16 = c"gemv_f16", "ppppiiii";
     /// A product of a few rows with a matrix of bf16.
     GemvBf16 = c"gemv_bf16", "ppppiiii";
-    /// A product of a few rows with a matrix of q4_0.
-    GemvQ4_0 = c"gemv_q4_0", "ppppiiii";
-    /// A product of a few rows with a matrix of q4_1.
-    GemvQ4_1 = c"gemv_q4_1", "ppppiiii";
-    /// A product of a few rows with a matrix of q5_0.
-    GemvQ5_0 = c"gemv_q5_0", "ppppiiii";
-    /// A product of a few rows with a matrix of q5_1.
-    GemvQ5_1 = c"gemv_q5_1", "ppppiiii";
-    /// A product of a few rows with a matrix of q8_0.
-    GemvQ8_0 = c"gemv_q8_0", "ppppiiii";
     /// A product of a few rows with a matrix of q2_k.
     GemvQ2K = c"gemv_q2_k", "ppppiiii";
     /// A product of a few rows with a matrix of q3_k.
     GemvQ3K = c"gemv_q3_k", "ppppiiii";
-    /// A product of a few rows with a matrix of q4_k.
-    GemvQ4K = c"gemv_q4_k", "ppppiiii";
-    /// A product of a few rows with a matrix of q5_k.
-    GemvQ5K = c"gemv_q5_k", "ppppiiii";
-    /// A product of a few rows with a matrix of q6_k.
-    GemvQ6K = c"gemv_q6_k", "ppppiiii";
     /// Attention with all scores of a row in memory, over a cache of bf16: the baseline.
     AttentionNaiveBf16 = c"attention_naive_bf16", "pppppppiiiif";
     /// Attention with all scores of a row in memory, over a cache of f16: the baseline.
@@ -138,26 +106,10 @@ kernels! {
     GemvFusedF16 = c"gemv_fused_f16", "ppppppiiiifi";
     /// A product with a matrix of bf16, joined with a norm before it and an addition or a gate after it.
     GemvFusedBf16 = c"gemv_fused_bf16", "ppppppiiiifi";
-    /// A product with a matrix of q4_0, joined with a norm before it and an addition or a gate after it.
-    GemvFusedQ4_0 = c"gemv_fused_q4_0", "ppppppiiiifi";
-    /// A product with a matrix of q4_1, joined with a norm before it and an addition or a gate after it.
-    GemvFusedQ4_1 = c"gemv_fused_q4_1", "ppppppiiiifi";
-    /// A product with a matrix of q5_0, joined with a norm before it and an addition or a gate after it.
-    GemvFusedQ5_0 = c"gemv_fused_q5_0", "ppppppiiiifi";
-    /// A product with a matrix of q5_1, joined with a norm before it and an addition or a gate after it.
-    GemvFusedQ5_1 = c"gemv_fused_q5_1", "ppppppiiiifi";
-    /// A product with a matrix of q8_0, joined with a norm before it and an addition or a gate after it.
-    GemvFusedQ8_0 = c"gemv_fused_q8_0", "ppppppiiiifi";
     /// A product with a matrix of q2_k, joined with a norm before it and an addition or a gate after it.
     GemvFusedQ2K = c"gemv_fused_q2_k", "ppppppiiiifi";
     /// A product with a matrix of q3_k, joined with a norm before it and an addition or a gate after it.
     GemvFusedQ3K = c"gemv_fused_q3_k", "ppppppiiiifi";
-    /// A product with a matrix of q4_k, joined with a norm before it and an addition or a gate after it.
-    GemvFusedQ4K = c"gemv_fused_q4_k", "ppppppiiiifi";
-    /// A product with a matrix of q5_k, joined with a norm before it and an addition or a gate after it.
-    GemvFusedQ5K = c"gemv_fused_q5_k", "ppppppiiiifi";
-    /// A product with a matrix of q6_k, joined with a norm before it and an addition or a gate after it.
-    GemvFusedQ6K = c"gemv_fused_q6_k", "ppppppiiiifi";
     /// Rotation, store and attention of rows of different sequences, over a cache of bf16.
     AttentionDecodeBf16 = c"attention_decode_bf16", "pppppppppppppiiiiiffi";
     /// Rotation, store and attention of rows of different sequences, over a cache of f16.
@@ -319,7 +271,7 @@ impl Kernel {
     /// Whether it waits by itself for what the kernel before it wrote (`wait_for_previous` in `kernels/cuda/ptx.cuh`), and so may
     /// begin before that one has ended.
     pub fn waits_for_previous(self) -> bool {
-        const FILES: [&[u8]; 3] = [b"gemv_fused_", b"attention_decode_", b"attention_mma_"];
+        const FILES: [&[u8]; 4] = [b"gemv_fused_", b"gemm_mma_", b"attention_decode_", b"attention_mma_"];
         FILES.iter().any(|file| self.name().to_bytes().starts_with(file))
     }
 }

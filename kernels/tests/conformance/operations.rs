@@ -12,7 +12,7 @@ pub(crate) fn suite<B: Backend>(backend: &B) {
     float_products(backend);
     bf16_products(backend);
     quantized_products(backend);
-    if backend.info().numerics_class == cuda::NUMERICS_CLASS {
+    if is_cuda(backend) {
         products_of_activations_that_bf16_holds(backend);
     }
     norms(backend);
@@ -132,11 +132,15 @@ fn float_products<B: Backend>(backend: &B) {
     }
 }
 
+fn is_cuda<B: Backend>(backend: &B) -> bool {
+    [cuda::NUMERICS_CLASS, cuda::NUMERICS_CLASS_BY_ROWS].contains(&backend.info().numerics_class)
+}
+
 /// To how many significant bits a backend's kernels on tensor cores round activations before they multiply them with weights of
 /// this type.
 fn rounded_bits<B: Backend>(backend: &B, weight_type: WeightType) -> Option<i32> {
     let bits = cuda::activation_bits(weight_type) as i32;
-    (backend.info().numerics_class == cuda::NUMERICS_CLASS && bits < 24).then_some(bits)
+    (is_cuda(backend) && bits < 24).then_some(bits)
 }
 
 /// What rounding activations `m 2^e`, m from 1 to 2, to p significant bits does to products, as [`assert_near`] has it. The errors

@@ -26,6 +26,8 @@ mod softmax;
 use std::sync::Arc;
 use taper_cuda_sim::{Schedule, Sim};
 use taper_kernels::cuda::Cuda;
+use taper_kernels::{Backend, MatrixData, WeightType};
+use taper_testkit::rng::SplitMix;
 
 fn cuda(schedule: u32) -> Cuda<Sim> {
     Cuda::new(Arc::new(Sim::new(Schedule(schedule)))).unwrap()
@@ -59,6 +61,42 @@ fn bits_of_rows_alone_and_in_company() {
 #[test]
 fn operations_that_are_joined() {
     fused::suite(&cuda(4));
+}
+
+/// Products of 16 rows and more with bf16 weights go to warpgroups, whose order of sums is another one.
+#[test]
+fn products_by_warpgroups() {
+    let backend = cuda(5).with_exact_rows(false).unwrap();
+    assert!(!backend.has_exact_rows(), "the simulator has warpgroups");
+    operations::suite(&backend);
+    fused::suite(&backend);
+}
+
+#[test]
+fn rows_have_other_bits_in_company_only_where_that_is_allowed() {
+    // Outputs for two tiles, which this device has runs of k computed apart for; columns that fill no step.
+    let (cols, outputs) = (1100, 150);
+    let mut rng = SplitMix::new(7);
+    let bytes = operations::weights(&mut rng, WeightType::BF16, outputs, cols);
+    let x = rng.normals(40 * cols, 1.0);
+    let products = |backend: &Cuda<Sim>, rows: usize| {
+        let data = MatrixData { weight_type: WeightType::BF16, rows: outputs, cols, bytes: &bytes };
+        let matrix = backend.matrix(&[data]).unwrap();
+        let mut out = backend.buffer(rows, outputs).unwrap();
+        backend.linear(rows, &fixture::upload(backend, cols, &x[..rows * cols]), &matrix, None, &mut out);
+        fixture::download(backend, &out, rows, outputs)
+    };
+    let exact = cuda(1);
+    let by_rows = exact.clone().with_exact_rows(false).unwrap();
+    assert_ne!(exact.info().numerics_class, by_rows.info().numerics_class);
+    let (expected, other) = (products(&exact, 40), products(&by_rows, 40));
+    assert!(expected[..15 * outputs] == products(&exact, 15) && expected[..15 * outputs] == products(&by_rows, 15));
+    assert!(expected != other && other[..16 * outputs] == products(&by_rows, 16), "40 rows and 16, 64 a block and 16");
+    for (one, other) in expected.iter().zip(&other) {
+        assert!((one - other).abs() < 1e-4 * cols as f32, "{one}, {other}");
+    }
+    let exact = by_rows.with_exact_rows(true).unwrap();
+    assert!(exact.has_exact_rows() && products(&exact, 40) == expected);
 }
 
 #[test]

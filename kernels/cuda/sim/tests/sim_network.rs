@@ -108,6 +108,16 @@ fn the_engine_gives_the_greedy_tokens_of_the_reference() {
     }
 }
 
+/// Chunks of a prompt are products of warpgroups, and generated tokens are not.
+#[test]
+fn warpgroups_give_the_greedy_tokens_of_the_reference() {
+    let model = TinyModel { architecture: "qwen3", weight_type: TinyType::BF16, seed: 2, ..TinyModel::default() };
+    let backend = cuda(4).with_exact_rows(false).unwrap();
+    assert!(!backend.has_exact_rows());
+    let expected = answers(Reference::new(), &model, ModelSoftmax::Online);
+    assert_eq!(answers(backend, &model, ModelSoftmax::Online), expected);
+}
+
 /// Three sequences at positions 3, 63 and 100.
 const STARTS: [usize; 3] = [3, 63, 100];
 const TABLES: [&[u32]; 3] = [&[4], &[7, 1], &[0, 9, 2]];

@@ -63,6 +63,15 @@ inline const std::vector<WeightType>& weight_types() {
   return all;
 }
 
+// Those with kernels for a file's rows; the others have them for tiles alone.
+inline std::vector<WeightType> row_types() {
+  std::vector<WeightType> types;
+  for (const WeightType& type : weight_types())
+    for (const char* name : {"f32", "f16", "bf16", "q2_k", "q3_k"})
+      if (std::strcmp(type.name, name) == 0) types.push_back(type);
+  return types;
+}
+
 // Rows of a matrix: random bytes, whose scales are made small ordinary numbers.
 struct Matrix {
   const WeightType& type;

@@ -1,8 +1,10 @@
 //! Products, alone and joined with the norm before them and the addition or gate after them, to the bits of the operations one by
-//! one: with tiles by `kernels/cuda/gemm_mma.cu`, with a file's rows by `gemv.cu` and `gemv_fused.cu`.
+//! one: with tiles by `kernels/cuda/gemm_mma.cu`, with a file's rows by `gemv.cu` and `gemv_fused.cu`. What goes to warpgroups is
+//! never joined: of many rows, the operations around a product are a small part.
 
 use super::buffer::{Buffer, Vector};
 use super::tiles::{PANEL, TiledType, shape};
+use super::warpgroups::{LEAST_ROWS, Warpgroups};
 use super::weights::{Matrix, PartView, RowKernels, Stored};
 use super::{Cuda, FLOAT, int};
 use crate::cuda::device::{Argument, Device, DevicePtr};
@@ -31,11 +33,22 @@ struct Product {
 }
 
 /// Where the sums of a part go: its outputs, the bias of them, and the first of them in rows of a stride.
-struct Target {
-    num_outputs: usize,
-    bias: Argument,
-    out: Argument,
-    out_stride: usize,
+pub(super) struct Target {
+    pub(super) num_outputs: usize,
+    pub(super) bias: Argument,
+    pub(super) out: Argument,
+    pub(super) out_stride: usize,
+}
+
+/// What multiplies so many rows with tiles of this type, if warpgroups do.
+fn warpgroups<D: Device>(cuda: &Cuda<D>, rows: usize, stored: Stored) -> Option<&Warpgroups<D>> {
+    let has_them = matches!(stored, Stored::Tiles(tiled, _) if tiled.has_warpgroups);
+    cuda.warpgroups.as_deref().filter(|_| has_them && rows >= LEAST_ROWS)
+}
+
+/// Whether they have a part of a matrix.
+fn has_part_for_warpgroups<D: Device>(cuda: &Cuda<D>, rows: usize, matrix: &Matrix<D>) -> bool {
+    matrix.parts().any(|part| warpgroups(cuda, rows, part.stored).is_some())
 }
 
 impl Product {
@@ -56,11 +69,16 @@ impl Product {
     unsafe fn launch<D: Device>(&self, cuda: &Cuda<D>, part: &PartView, up: Argument, to: &Target) {
         let passes = if self.epilogue == Epilogue::Add { 2 } else { 1 };
         let bytes = part.len + self.rows * (self.cols + passes * to.num_outputs) * FLOAT;
+        let is_alone = self.norm.is_none() && self.epilogue == Epilogue::Store;
+        if let Some(warpgroups) = warpgroups(cuda, self.rows, part.stored).filter(|_| is_alone) {
+            // SAFETY: the caller's obligation; the part is tiles of bf16.
+            return unsafe { warpgroups.launch(cuda, (self.rows, self.cols), self.x, part.bytes, to, bytes) };
+        }
         // SAFETY: the caller's obligation; the part is in the layout of its kernels.
         unsafe {
             match part.stored {
                 Stored::Tiles(tiled, _) => self.with_tiles(cuda, tiled, (part.bytes, up), to, bytes),
-                Stored::Rows(kernels) if self.norm.is_none() && self.epilogue == Epilogue::Store => {
+                Stored::Rows(kernels) if is_alone => {
                     self.with_rows(cuda, kernels, part.bytes, to, bytes);
                 }
                 Stored::Rows(kernels) => self.joined_with_rows(cuda, kernels, (part.bytes, up), to, bytes),
@@ -192,11 +210,15 @@ pub(super) fn linear<D: Device>(
 pub(super) fn norm_linear<D: Device>(
     cuda: &Cuda<D>,
     rows: usize,
-    norm: &Norm<'_, Cuda<D>>,
+    norm: &mut Norm<'_, Cuda<D>>,
     matrix: &Matrix<D>,
     bias: Option<&Vector<D>>,
     out: &mut Buffer<D>,
 ) {
+    if has_part_for_warpgroups(cuda, rows, matrix) {
+        cuda.rms_norm(rows, norm.x, norm.weight, norm.eps, norm.normed);
+        return linear(cuda, rows, norm.normed, matrix, bias, out);
+    }
     Product::after(rows, norm, matrix.cols, Epilogue::Store).launch_parts(cuda, matrix, bias, out);
 }
 
@@ -205,8 +227,13 @@ pub(super) fn linear_add<D: Device>(
     rows: usize,
     x: &Buffer<D>,
     matrix: &Matrix<D>,
+    delta: &mut Buffer<D>,
     residual: &mut Buffer<D>,
 ) {
+    if has_part_for_warpgroups(cuda, rows, matrix) {
+        linear(cuda, rows, x, matrix, None, delta);
+        return cuda.add(rows, residual, delta);
+    }
     Product::new(rows, x, matrix.cols, Epilogue::Add).launch_parts(cuda, matrix, None, residual);
 }
 
@@ -220,9 +247,9 @@ pub(super) fn norm_linear_silu_mul<D: Device>(
 ) {
     let half = out.cols();
     assert_eq!(matrix.num_rows(), 2 * half, "a gate and an up for each output");
-    let one = matrix.only_part().and_then(|part| up_of(&part, half).map(|up| (part, up)));
-    let Some((part, up)) = one else {
-        // Gate and up of two types, or up does not begin where a kernel could.
+    let joined = matrix.only_part().filter(|part| warpgroups(cuda, rows, part.stored).is_none());
+    let Some((part, up)) = joined.and_then(|part| up_of(&part, half).map(|up| (part, up))) else {
+        // Gate and up of two types, up does not begin where a kernel could, or warpgroups multiply.
         cuda.rms_norm(rows, norm.x, norm.weight, norm.eps, norm.normed);
         cuda.linear(rows, norm.normed, matrix, None, gate_up);
         return cuda.silu_mul(rows, gate_up, out);

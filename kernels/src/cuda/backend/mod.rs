@@ -14,6 +14,7 @@ mod observe;
 mod tables;
 mod tensor_cores;
 mod tiles;
+mod warpgroups;
 mod weights;
 
 pub use buffer::{Buffer, Vector};
@@ -36,19 +37,27 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tables::DeviceTables;
 use tiles::TiledType;
+use warpgroups::Warpgroups;
 
 /// The backend of a device.
 pub struct Cuda<D: Device> {
     device: Arc<D>,
     work: Arc<Mutex<Work<D>>>,
     graphs: Arc<Mutex<Graphs<D>>>,
+    /// Where there are such, and rows may have other bits in company.
+    warpgroups: Option<Arc<Warpgroups<D>>>,
 }
 
 /// Of the same device and the same working memory.
 impl<D: Device> Clone for Cuda<D> {
     fn clone(&self) -> Self {
-        let Cuda { device, work, graphs } = self;
-        Cuda { device: Arc::clone(device), work: Arc::clone(work), graphs: Arc::clone(graphs) }
+        let Cuda { device, work, graphs, warpgroups } = self;
+        Cuda {
+            device: Arc::clone(device),
+            work: Arc::clone(work),
+            graphs: Arc::clone(graphs),
+            warpgroups: warpgroups.clone(),
+        }
     }
 }
 
@@ -102,7 +111,30 @@ impl<D: Device> Cuda<D> {
             softmax_references: Constants::default(),
             recording: None,
         };
-        Ok(Cuda { device, work: Arc::new(Mutex::new(work)), graphs: Arc::default() })
+        Ok(Cuda { device, work: Arc::new(Mutex::new(work)), graphs: Arc::default(), warpgroups: None })
+    }
+
+    /// Whether a row of a product has the same bits whatever rows are computed with it, as it has at first. Without that, products of
+    /// 16 rows and more with bf16 weights go to the tensor cores of compute capability 9.0 (`kernels/cuda/gemm_wgmma.cu`); elsewhere,
+    /// and for other weights, nothing changes.
+    ///
+    /// They round x as the others do, but sum in another order: the difference is that of two orders of float32 sums. It makes a row's
+    /// bits, and so now and then a token, depend on whether at least 15 others are computed with it: on the batch, on how a prompt is
+    /// cut, on what a cache held, on guesses. Two equal requests may then be answered differently. [`BackendInfo::numerics_class`] says
+    /// which it is, so blocks that are kept on disk are not mixed.
+    ///
+    /// # Errors
+    /// The device's, such as no memory left.
+    pub fn with_exact_rows(mut self, exact_rows: bool) -> Result<Cuda<D>, DeviceError> {
+        self.warpgroups = if exact_rows { None } else { Warpgroups::new(&self)?.map(Arc::new) };
+        // Steps that were recorded have the launches of before.
+        self.graphs = Arc::default();
+        Ok(self)
+    }
+
+    /// Whether a row has the same bits whatever rows are computed with it.
+    pub fn has_exact_rows(&self) -> bool {
+        self.warpgroups.is_none()
     }
 
     /// The device.
@@ -185,6 +217,8 @@ const FLOAT: usize = size_of::<f32>();
 /// Products with tiles have activations in bfloat16 (with float16 weights, in float16 scaled to fit), all others in float32; sums
 /// are float32 in the order of `kernels/cuda/gemm_mma.cu` or `gemv.cuh`.
 pub const NUMERICS_CLASS: &str = "cuda-bf16";
+/// The same, with an order of sums that may depend on how many rows there are ([`Cuda::with_exact_rows`]).
+pub const NUMERICS_CLASS_BY_ROWS: &str = "cuda-bf16-by-rows";
 
 /// Significant bits that activations have in products with weights of a type, with an even number of columns.
 pub fn activation_bits(weight_type: WeightType) -> u32 {
@@ -202,7 +236,8 @@ impl<D: Device> Backend for Cuda<D> {
     type KvCache = KvCache<D>;
 
     fn info(&self) -> BackendInfo {
-        BackendInfo { name: "cuda", isa: "cuda", threads: 1, numerics_class: NUMERICS_CLASS }
+        let numerics_class = if self.has_exact_rows() { NUMERICS_CLASS } else { NUMERICS_CLASS_BY_ROWS };
+        BackendInfo { name: "cuda", isa: "cuda", threads: 1, numerics_class }
     }
 
     fn free_bytes(&self) -> Option<usize> {
@@ -445,12 +480,12 @@ impl<D: Device> Backend for Cuda<D> {
     fn norm_linear(
         &self,
         rows: usize,
-        norm: Norm<'_, Self>,
+        mut norm: Norm<'_, Self>,
         matrix: &Matrix<D>,
         bias: Option<&Vector<D>>,
         out: &mut Buffer<D>,
     ) {
-        fused::norm_linear(self, rows, &norm, matrix, bias, out);
+        fused::norm_linear(self, rows, &mut norm, matrix, bias, out);
     }
 
     fn norm_linear_silu_mul(
@@ -469,10 +504,10 @@ impl<D: Device> Backend for Cuda<D> {
         rows: usize,
         x: &Buffer<D>,
         matrix: &Matrix<D>,
-        _delta: &mut Buffer<D>,
+        delta: &mut Buffer<D>,
         residual: &mut Buffer<D>,
     ) {
-        fused::linear_add(self, rows, x, matrix, residual);
+        fused::linear_add(self, rows, x, matrix, delta, residual);
     }
 
     fn rope_attention(

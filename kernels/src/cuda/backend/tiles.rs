@@ -27,6 +27,8 @@ pub(super) struct TiledType {
     has_minimum: bool,
     /// Whether it has two scales a step.
     has_runs_of_16: bool,
+    /// Whether `gemm_wgmma.cu` has products with it.
+    pub(super) has_warpgroups: bool,
 }
 
 /// Rows of a block of each kernel.
@@ -41,6 +43,7 @@ macro_rules! tiled {
             gemm: [Kernel::$r8, Kernel::$r16, Kernel::$r32, Kernel::$r64],
             has_minimum: false,
             has_runs_of_16: false,
+            has_warpgroups: false,
         }
     };
 }
@@ -84,6 +87,7 @@ impl TiledType {
         tiled.has_minimum =
             matches!(weight_type, WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4_K | WeightType::Q5_K);
         tiled.has_runs_of_16 = weight_type == WeightType::Q6_K;
+        tiled.has_warpgroups = weight_type == WeightType::BF16;
         (cols > 0 && cols.is_multiple_of(2)).then_some(tiled)
     }
 }
@@ -120,6 +124,8 @@ pub(super) fn make_tiles<D: Device>(
         // bytes, and panels are multiples of 16.
         unsafe { cuda.launch(tiled.shuffle, grid, 32, &arguments, 2 * count * row_bytes) };
     }
+    // Products read tiles before they wait for the kernel before them.
+    device.synchronize()?;
     Ok(tiles)
 }
 
@@ -146,8 +152,18 @@ pub(super) struct Shape {
     pub(super) piece: usize,
 }
 
-/// Static shared memory of a block, at most.
-const STATIC_BYTES: usize = 24 << 10;
+/// Panels that a block of so many rows computes together: `PANELS` of `kernels/cuda/gemm_mma.cu`.
+fn panels_together(tiled: TiledType, rows_of_block: usize) -> usize {
+    if rows_of_block <= 16 || (rows_of_block == 64 && tiled.has_runs_of_16) { 1 } else { 2 }
+}
+
+/// Static shared memory of a block: the sums of eight warps, twice, 160 places for each panel, and 11 numbers for each row. As
+/// dynamic shared memory begins at a multiple of 1024 behind it, ptxas counts up to there.
+fn static_bytes(tiled: TiledType, rows_of_block: usize) -> usize {
+    let floats = 2 * 8 * 160 * panels_together(tiled, rows_of_block) + 11 * rows_of_block;
+    (floats * size_of::<f32>()).next_multiple_of(1 << 10)
+}
+
 /// What a multiprocessor keeps for itself of each block.
 const RESERVED_BYTES: usize = 1 << 10;
 
@@ -165,7 +181,7 @@ pub(super) fn shape(
     let index = ROWS_OF_BLOCK.iter().position(|&most| rows <= most).unwrap_or(ROWS_OF_BLOCK.len() - 1);
     let rows_of_block = ROWS_OF_BLOCK[index];
     let panels = num_outputs.div_ceil(PANEL);
-    let together = if is_gated || rows_of_block <= 16 || (rows_of_block == 64 && tiled.has_runs_of_16) { 1 } else { 2 };
+    let together = if is_gated { 1 } else { panels_together(tiled, rows_of_block) };
     let blocks_each = match rows {
         0..=2 => 4,
         3..=4 => 2,
@@ -176,12 +192,13 @@ pub(super) fn shape(
 
     let bytes_of_step = rows_of_block * if tiled.has_minimum { 68 } else { 64 };
     let (steps, most) = (cols.div_ceil(STEP), properties.shared_bytes_per_block as usize);
-    let piece = if steps * bytes_of_step + STATIC_BYTES <= most {
+    let of_itself = static_bytes(tiled, rows_of_block);
+    let piece = if steps * bytes_of_step + of_itself <= most {
         steps
     } else {
         // Staged anew for each panel, in pieces of any size at the same cost: two blocks shall find room on a multiprocessor where
         // their registers do.
-        let room = if rows_of_block <= 16 { (most - RESERVED_BYTES) / 2 } else { most } - STATIC_BYTES;
+        let room = if rows_of_block <= 16 { (most - RESERVED_BYTES) / 2 } else { most } - of_itself;
         let unit = [64, 32, 16, 16][index];
         (room / bytes_of_step / unit * unit).max(unit)
     };
@@ -196,6 +213,7 @@ pub(super) fn shape(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::fatbin;
 
     fn shape_of(weight_type: WeightType, rows: usize, matrix: (usize, usize), is_gated: bool, kib: u32) -> Shape {
         let properties = DeviceProperties {
@@ -236,19 +254,41 @@ mod tests {
         };
         assert_eq!(staged(WeightType::BF16, 1, 50, 227), (2, 2 * 8 * 64));
         assert_eq!(staged(WeightType::Q4_K, 8, 4096, 227), (128, 128 * 8 * 68));
-        assert_eq!(staged(WeightType::Q4_0, 8, 14336, 227), (128, 128 * 8 * 64));
-        assert_eq!(staged(WeightType::Q4_0, 16, 8192, 227), (64, 64 * 16 * 64));
+        assert_eq!(staged(WeightType::Q4_0, 8, 13824, 227), (432, 432 * 8 * 64));
+        assert_eq!(staged(WeightType::Q4_0, 8, 14336, 227), (192, 192 * 8 * 64));
+        assert_eq!(staged(WeightType::Q4_0, 16, 8192, 227), (96, 96 * 16 * 64));
         assert_eq!(staged(WeightType::Q4_0, 64, 4096, 227), (48, 48 * 64 * 64));
         // The smallest devices: compute capability 8.6, 8.9 and 12.0.
         for (rows, piece) in [(8, 64), (16, 32), (32, 32), (64, 16)] {
             for weight_type in [WeightType::Q4_0, WeightType::Q4_K, WeightType::F16] {
                 let (found, bytes) = staged(weight_type, rows, 14336, 99);
+                let of_itself = static_bytes(TiledType::of(weight_type, 256).unwrap(), rows);
                 assert!(
-                    found == piece && bytes + STATIC_BYTES <= 99 << 10,
+                    found == piece && bytes + of_itself <= 99 << 10,
                     "{weight_type:?}, {rows} rows: {found}, {bytes}"
                 );
             }
         }
+    }
+
+    /// What ptxas says, where there are compiled kernels: a line of the report has kernel, target, registers, shared memory.
+    #[test]
+    fn static_memory_is_what_the_kernels_have() {
+        for weight_type in WeightType::ALL {
+            let Some(tiled) = TiledType::of(weight_type, 256) else { continue };
+            for (kernel, rows) in tiled.gemm.iter().zip(ROWS_OF_BLOCK) {
+                let name = kernel.name().to_str().unwrap();
+                for line in fatbin::report().lines() {
+                    let words: Vec<&str> = line.split_whitespace().collect();
+                    if words.first() == Some(&name) {
+                        assert_eq!(words[3], static_bytes(tiled, rows).to_string(), "{line}");
+                    }
+                }
+            }
+        }
+        let of = |weight_type, rows| static_bytes(TiledType::of(weight_type, 256).unwrap(), rows);
+        assert_eq!([8, 16, 32, 64].map(|rows| of(WeightType::Q4_0, rows)), [11264, 11264, 22528, 23552]);
+        assert_eq!(of(WeightType::Q6_K, 64), 13312);
     }
 
     #[test]

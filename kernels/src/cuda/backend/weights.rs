@@ -28,21 +28,27 @@ pub(super) struct RowKernels {
 }
 
 impl RowKernels {
-    fn of(weight_type: WeightType) -> RowKernels {
+    /// Of what [`TiledType::of`] has no tiles for: types that never have them, float types with an odd number of columns, and any
+    /// type without columns. Blocks of the other types have an even number of elements, and their rows are whole blocks.
+    fn of(weight_type: WeightType, cols: usize) -> RowKernels {
         let (gemv, gemv_fused, embed) = match weight_type {
             WeightType::F32 => (Kernel::GemvF32, Kernel::GemvFusedF32, Kernel::EmbedF32),
             WeightType::F16 => (Kernel::GemvF16, Kernel::GemvFusedF16, Kernel::EmbedF16),
             WeightType::BF16 => (Kernel::GemvBf16, Kernel::GemvFusedBf16, Kernel::EmbedBf16),
-            WeightType::Q4_0 => (Kernel::GemvQ4_0, Kernel::GemvFusedQ4_0, Kernel::EmbedQ4_0),
-            WeightType::Q4_1 => (Kernel::GemvQ4_1, Kernel::GemvFusedQ4_1, Kernel::EmbedQ4_1),
-            WeightType::Q5_0 => (Kernel::GemvQ5_0, Kernel::GemvFusedQ5_0, Kernel::EmbedQ5_0),
-            WeightType::Q5_1 => (Kernel::GemvQ5_1, Kernel::GemvFusedQ5_1, Kernel::EmbedQ5_1),
-            WeightType::Q8_0 => (Kernel::GemvQ8_0, Kernel::GemvFusedQ8_0, Kernel::EmbedQ8_0),
             WeightType::Q2_K => (Kernel::GemvQ2K, Kernel::GemvFusedQ2K, Kernel::EmbedQ2K),
             WeightType::Q3_K => (Kernel::GemvQ3K, Kernel::GemvFusedQ3K, Kernel::EmbedQ3K),
-            WeightType::Q4_K => (Kernel::GemvQ4K, Kernel::GemvFusedQ4K, Kernel::EmbedQ4K),
-            WeightType::Q5_K => (Kernel::GemvQ5K, Kernel::GemvFusedQ5K, Kernel::EmbedQ5K),
-            WeightType::Q6_K => (Kernel::GemvQ6K, Kernel::GemvFusedQ6K, Kernel::EmbedQ6K),
+            WeightType::Q4_0
+            | WeightType::Q4_1
+            | WeightType::Q5_0
+            | WeightType::Q5_1
+            | WeightType::Q8_0
+            | WeightType::Q4_K
+            | WeightType::Q5_K
+            | WeightType::Q6_K => {
+                assert_eq!(cols, 0, "whole blocks of {weight_type:?} have tiles");
+                // Of no columns nothing is decoded.
+                return RowKernels::of(WeightType::F32, cols);
+            }
         };
         RowKernels { gemv, gemv_fused, embed }
     }
@@ -105,7 +111,7 @@ impl<D: Device> Matrix<D> {
                     let bytes = make_tiles(cuda, (tiled, panel_bytes), &file, (rows, cols, row_bytes));
                     (Stored::Tiles(tiled, panel_bytes), bytes.map_err(to_error)?)
                 }
-                None => (Stored::Rows(RowKernels::of(weight_type)), as_they_are(cuda, &file).map_err(to_error)?),
+                None => (Stored::Rows(RowKernels::of(weight_type, cols)), as_they_are(cuda, &file).map_err(to_error)?),
             };
             Ok(Part { stored, rows, row_bytes, bytes })
         };
@@ -147,4 +153,21 @@ fn as_they_are<D: Device>(cuda: &Cuda<D>, file: &[&[u8]]) -> Result<Memory<D, u8
         begin += part.len();
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_has_whole_blocks_has_kernels() {
+        for weight_type in WeightType::ALL {
+            for blocks in 0..4 {
+                let cols = blocks * weight_type.block_len();
+                if TiledType::of(weight_type, cols).is_none() {
+                    RowKernels::of(weight_type, cols);
+                }
+            }
+        }
+    }
 }
