@@ -96,8 +96,8 @@ fn the_variable_asks_like_the_flag_and_the_flag_is_stronger() {
 fn a_gpu_that_could_be_used_is_named_and_not_used() {
     let folder = folder();
     let driver = FakeCuda::new(folder.path());
-    let message = refusal(&on(&driver, "two", &folder, "bench attention --device cuda:1"));
-    for part in ["GPU 1, NVIDIA H200, compute capability 9.0", "`taper bench attention` does not compute on GPUs yet"] {
+    let message = refusal(&on(&driver, "two", &folder, "bench chat --device cuda:1"));
+    for part in ["GPU 1, NVIDIA H200, compute capability 9.0", "`taper bench chat` compares what processors alone have"] {
         assert!(message.contains(part), "{part} in {message}");
     }
     let cases = [
@@ -178,6 +178,12 @@ fn benchmarks_of_a_gpu_have_its_name_and_its_clock() {
     assert_eq!(cases(&gemm), around(&["Q8_0 64x64 M=1", "Q8_0 64x64 M=9", "F32 64x64 M=1", "F32 64x64 M=9"]));
     let softmax = rows("bench softmax --powers 10 --ring-mib 0 --time-ms 0");
     assert_eq!(softmax.len(), 2 + 5 + 4, "{softmax:?}");
+    let attention = rows("bench attention --heads 4/2x64 --keys 128 --kv bf16 --ring-mib 0 --time-ms 0 --candle-keys 128");
+    let arms = ["online", "calibrated", "bounded", "naive", "reads"].map(|arm| format!("4/2x64 b1@128 {arm}"));
+    assert_eq!(cases(&attention)[1..6], arms);
+    assert!(attention.len() == 7 && attention[1]["params"]["of_reads"].is_f64(), "{attention:?}");
+    // The played second-level cache has 50 MiB.
+    assert!(attention[1]["params"]["ring_bytes"].as_u64() >= Some(200 << 20), "{attention:?}");
     let model = rows("bench model -m tiny.gguf --case tg2");
     assert_eq!(cases(&model), around(&["tg2"]));
 }
@@ -257,7 +263,7 @@ fn every_command_that_computes_has_the_flag_in_its_help() {
             "--device <DEVICE>",
             "TAPER_DEVICE",
             "auto is the CPU",
-            "`bench attention` and `bench chat` do not compute",
+            "`bench chat` compares what processors alone have",
         ] {
             assert!(help.contains(part), "{part} in {command}: {help}");
         }

@@ -7,6 +7,8 @@ use taper_kernels::cuda::{self, Cuda, Driver, fatbin};
 
 /// What to do where a GPU was asked for.
 const OTHERWISE: &str = "--device cpu (or TAPER_DEVICE=cpu) computes on the processor";
+/// What a command does that no GPU could do for it.
+const OF_PROCESSORS: &str = "compares what processors alone have: roundings of activations";
 
 /// An error, unless the device can compute what the command asks of it.
 pub(crate) fn check(command: &Command) -> Result<()> {
@@ -17,14 +19,13 @@ pub(crate) fn check(command: &Command) -> Result<()> {
     let refused = match command {
         Command::Tune(_) => Some("tune"),
         Command::Bench(args) => match args.what {
-            BenchCommand::Attention(_) => Some("bench attention"),
             BenchCommand::Chat(_) => Some("bench chat"),
             _ => None,
         },
         _ => None,
     };
     match refused {
-        Some(name) => Err(anyhow!("{found}, but `taper {name}` does not compute on GPUs yet; {OTHERWISE}")),
+        Some(name) => Err(anyhow!("{found}, but `taper {name}` {OF_PROCESSORS}; {OTHERWISE}")),
         None => fatbin::image().map(drop).map_err(|error| anyhow!("{found}, but {error}; {OTHERWISE}")),
     }
 }

@@ -420,6 +420,15 @@ impl<D: Device> Backend for Cuda<D> {
         done(attention::attention(self, Call { step, params, qkv, cache }, out));
     }
 
+    fn attention_working_bytes(
+        &self,
+        step: &StepTables,
+        params: AttentionParams<'_>,
+        cache: &KvCache<D>,
+    ) -> Option<usize> {
+        Some(attention::working_bytes(self, step, params, cache))
+    }
+
     fn observe_scores(
         &self,
         step: &StepTables,
