@@ -97,7 +97,8 @@ fn a_gpu_that_could_be_used_is_named_and_not_used() {
     let folder = folder();
     let driver = FakeCuda::new(folder.path());
     let message = refusal(&on(&driver, "two", &folder, "bench chat --device cuda:1"));
-    for part in ["GPU 1, NVIDIA H200, compute capability 9.0", "`taper bench chat` compares what processors alone have"] {
+    for part in ["GPU 1, NVIDIA H200, compute capability 9.0", "`taper bench chat` compares what processors alone have"]
+    {
         assert!(message.contains(part), "{part} in {message}");
     }
     let cases = [
@@ -178,7 +179,8 @@ fn benchmarks_of_a_gpu_have_its_name_and_its_clock() {
     assert_eq!(cases(&gemm), around(&["Q8_0 64x64 M=1", "Q8_0 64x64 M=9", "F32 64x64 M=1", "F32 64x64 M=9"]));
     let softmax = rows("bench softmax --powers 10 --ring-mib 0 --time-ms 0");
     assert_eq!(softmax.len(), 2 + 5 + 4, "{softmax:?}");
-    let attention = rows("bench attention --heads 4/2x64 --keys 128 --kv bf16 --ring-mib 0 --time-ms 0 --candle-keys 128");
+    let attention =
+        rows("bench attention --heads 4/2x64 --keys 128 --kv bf16 --ring-mib 0 --time-ms 0 --candle-keys 128");
     let arms = ["online", "calibrated", "bounded", "naive", "reads"].map(|arm| format!("4/2x64 b1@128 {arm}"));
     assert_eq!(cases(&attention)[1..6], arms);
     assert!(attention.len() == 7 && attention[1]["params"]["of_reads"].is_f64(), "{attention:?}");
@@ -259,12 +261,9 @@ fn every_command_that_computes_has_the_flag_in_its_help() {
         let output = taper(&folder, &format!("{command} --help")).output().unwrap();
         let help = String::from_utf8(output.stdout).unwrap();
         let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-        for part in [
-            "--device <DEVICE>",
-            "TAPER_DEVICE",
-            "auto is the CPU",
-            "`bench chat` compares what processors alone have",
-        ] {
+        for part in
+            ["--device <DEVICE>", "TAPER_DEVICE", "auto is the CPU", "`bench chat` compares what processors alone have"]
+        {
             assert!(help.contains(part), "{part} in {command}: {help}");
         }
     }

@@ -16,17 +16,11 @@ pub(crate) fn check(command: &Command) -> Result<()> {
     let gpu = cuda::probe(index).map_err(|error| anyhow!("--device {device}: {error}; {OTHERWISE}"))?;
     let found =
         format!("--device {device}: there is GPU {index}, {}, compute capability {}", gpu.name, gpu.compute_capability);
-    let refused = match command {
-        Command::Tune(_) => Some("tune"),
-        Command::Bench(args) => match args.what {
-            BenchCommand::Chat(_) => Some("bench chat"),
-            _ => None,
-        },
-        _ => None,
-    };
-    match refused {
-        Some(name) => Err(anyhow!("{found}, but `taper {name}` {OF_PROCESSORS}; {OTHERWISE}")),
-        None => fatbin::image().map(drop).map_err(|error| anyhow!("{found}, but {error}; {OTHERWISE}")),
+    match command {
+        Command::Bench(args) if matches!(args.what, BenchCommand::Chat(_)) => {
+            Err(anyhow!("{found}, but `taper bench chat` {OF_PROCESSORS}; {OTHERWISE}"))
+        }
+        _ => fatbin::image().map(drop).map_err(|error| anyhow!("{found}, but {error}; {OTHERWISE}")),
     }
 }
 

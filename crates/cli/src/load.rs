@@ -72,6 +72,8 @@ pub(crate) fn with_model<T: ModelTask>(
                     .note("--threads, --isa and --activations are about the processor: a GPU computes without them");
             }
             let gpu = open_gpu(index)?;
+            let tuning = tune_file::load_on(&gpu, index);
+            let gpu = gpu.with_tuning(tuning);
             task.computes_on(&gpu);
             load(args, gpu, checkpoint, options, progress, task)
         }

@@ -3,10 +3,10 @@
 use super::arm::{RANGE, Way};
 use super::{Cases, Shape};
 use crate::Error;
+use crate::gpu::forms;
 use crate::machine::afford;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
-use std::sync::atomic::{AtomicU64, Ordering};
 use taper_kernels::{
     AttentionParams, AttentionScheme, BLOCK_SIZE, Backend, HeadLayout, KvDtype, KvLayout, MatrixData, Rope, RopeKind,
     SequenceSpan, Softmax, StepInputs, StepTables, UnifiedRange, WeightType,
@@ -35,8 +35,6 @@ pub(super) struct KvRing<'a, B: Backend> {
     form: u64,
 }
 
-/// Forms of laps so far, of all rings: no two ask for the same operations.
-static FORMS: AtomicU64 = AtomicU64::new(0);
 /// Ways to compute attention, at most.
 const MAX_WAYS: usize = 16;
 
@@ -67,7 +65,6 @@ impl<'a, B: Backend> KvRing<'a, B> {
             Some(_) => {}
             None => afford(bytes)?,
         }
-        let num_forms = (MAX_WAYS * layout.num_layers / lap) as u64;
         let mut ring = KvRing {
             backend,
             shape,
@@ -81,7 +78,7 @@ impl<'a, B: Backend> KvRing<'a, B> {
             tokens: Vec::new(),
             lap,
             next_layer: 0,
-            form: FORMS.fetch_add(num_forms, Ordering::Relaxed),
+            form: forms(MAX_WAYS * layout.num_layers / lap),
         };
         ring.fill()?;
         ring.step = last_rows(shape, rows);

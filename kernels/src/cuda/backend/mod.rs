@@ -6,6 +6,7 @@
 
 mod attention;
 mod buffer;
+mod choice;
 mod constants;
 mod fused;
 mod graphs;
@@ -17,6 +18,7 @@ mod tiles;
 mod weights;
 
 pub use buffer::{Buffer, Vector};
+pub use choice::{TileChoice, TileTuning};
 pub use kv_cache::KvCache;
 pub use weights::Matrix;
 
@@ -42,13 +44,23 @@ pub struct Cuda<D: Device> {
     device: Arc<D>,
     work: Arc<Mutex<Work<D>>>,
     graphs: Arc<Mutex<Graphs<D>>>,
+    /// Measured choices of products, for matrices that are still to be made.
+    tuning: Arc<TileTuning>,
+    /// The choice of all products, whatever was measured.
+    forced: Option<TileChoice>,
 }
 
 /// Of the same device and the same working memory.
 impl<D: Device> Clone for Cuda<D> {
     fn clone(&self) -> Self {
-        let Cuda { device, work, graphs } = self;
-        Cuda { device: Arc::clone(device), work: Arc::clone(work), graphs: Arc::clone(graphs) }
+        let &Cuda { ref device, ref work, ref graphs, ref tuning, forced } = self;
+        Cuda {
+            device: Arc::clone(device),
+            work: Arc::clone(work),
+            graphs: Arc::clone(graphs),
+            tuning: Arc::clone(tuning),
+            forced,
+        }
     }
 }
 
@@ -102,7 +114,18 @@ impl<D: Device> Cuda<D> {
             softmax_references: Constants::default(),
             recording: None,
         };
-        Ok(Cuda { device, work: Arc::new(Mutex::new(work)), graphs: Arc::default() })
+        let (tuning, forced) = (Arc::default(), None);
+        Ok(Cuda { device, work: Arc::new(Mutex::new(work)), graphs: Arc::default(), tuning, forced })
+    }
+
+    /// Multiplies with matrices that are made from now on as was measured. It decides no bit.
+    pub fn with_tuning(self, tuning: TileTuning) -> Cuda<D> {
+        Cuda { tuning: Arc::new(tuning), ..self }
+    }
+
+    /// Launches every product with tiles in this way, or again as was measured; for measurements. It decides no bit.
+    pub fn force_choice(&mut self, choice: Option<TileChoice>) {
+        self.forced = choice;
     }
 
     /// The device.
