@@ -190,6 +190,67 @@ fn benchmarks_of_a_gpu_have_its_name_and_its_clock() {
     assert_eq!(cases(&model), around(&["tg2"]));
 }
 
+/// On the driver that is played every launch takes as long as any other, so the rule stays.
+#[test]
+fn launches_are_tuned_on_the_gpu_and_kept_for_its_driver() {
+    let folder = folder();
+    let driver = FakeCuda::new(folder.path());
+    let image = empty_image(&folder);
+    std::fs::write(folder.path().join("tiny.gguf"), TinyModel::default().to_gguf()).unwrap();
+    let run = |words: &str| {
+        let mut command = taper(&folder, &format!("{words} --device cuda"));
+        driver.serve(&mut command, "");
+        let output = command.env("TAPER_FATBIN", &image).output().unwrap();
+        let (said, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        (output.status.success(), said.into_owned(), told.into_owned())
+    };
+    let (done, _, told) = run("tune --explain");
+    assert!(!done && told.contains("nothing was measured for GPU 0, NVIDIA H200, with driver"), "{told}");
+    let mut command = taper(&folder, "tune --device cuda --repeat 1");
+    driver.serve(&mut command, "");
+    let shapes = ["--shape", "Q4_0 4096x14336", "--shape", "F32 64x64"];
+    let output = command.args(shapes).env("TAPER_FATBIN", &image).output().unwrap();
+    let (said, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && said.contains("1.000 as chosen") && said.contains("cuda-bf16"), "{said}{told}");
+    assert!(told.contains("F32 64x64 is left out"), "{told}");
+    let path = folder.path().join(".cache/taper/tune/nvidia-h200-cuda.json");
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|_| panic!("{told}"));
+    let file: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&file["machine"], &file["isa"]), (&"NVIDIA H200".into(), &"cuda".into()));
+    let (done, said, told) = run("tune --explain");
+    assert!(done && said.contains("r8 x4") && said.contains("Q4_0 4096x14336"), "{said}{told}");
+    assert!(!run("tune --check").0);
+    let answer = "run -m tiny.gguf -p hello --raw -n 2 --temperature 0";
+    assert!(!run(answer).2.contains("measure"), "{:?}", run(answer));
+    let stale = text.replace(file["driver"].as_str().unwrap(), "570.1, CUDA 12.8");
+    std::fs::write(&path, stale).unwrap();
+    let (done, _, told) = run(answer);
+    assert!(done && told.contains("was measured with driver 570.1") && told.contains("tune --device cuda:0"), "{told}");
+    std::fs::write(&path, "{").unwrap();
+    let (done, _, told) = run(answer);
+    assert!(done && told.contains("measured choices are not used") && told.contains("--reset` removes it"), "{told}");
+    assert!(run("tune --reset").0 && !path.exists());
+}
+
+#[test]
+fn a_device_without_kernels_of_another_order_says_that_nothing_differs() {
+    let folder = folder();
+    std::fs::write(folder.path().join("tiny.gguf"), TinyModel::default().to_gguf()).unwrap();
+    let run = |words: &str, mode: &str| {
+        let words = format!("run -m tiny.gguf -p hello --raw -n 4 --temperature 0 --json --threads 1 {words}");
+        let output = taper(&folder, &words).env("TAPER_DETERMINISTIC", mode).output().unwrap();
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        (answer["tokens"].clone(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (tokens, told) = run("", "on");
+    assert!(tokens.is_array() && !told.contains("deterministic"), "{told}");
+    for (words, mode) in [("", "off"), ("--deterministic off", "on")] {
+        let (same, told) = run(words, mode);
+        assert!(same == tokens && told.contains("--deterministic off changes nothing here"), "{told}");
+    }
+    assert!(run("", "perhaps").1.contains("TAPER_DETERMINISTIC") || run("", "perhaps").1.contains("--deterministic"));
+}
+
 #[test]
 fn the_selftest_opens_the_gpu_and_believes_no_answer_that_is_wrong() {
     let folder = folder();

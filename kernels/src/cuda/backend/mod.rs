@@ -118,6 +118,20 @@ impl<D: Device> Cuda<D> {
         Ok(Cuda { device, work: Arc::new(Mutex::new(work)), graphs: Arc::default(), tuning, forced })
     }
 
+    /// Whether a row of a product has the same bits whatever rows are computed with it, as it has at first. No kernel that is launched
+    /// sums in another way yet, so nothing changes without it.
+    ///
+    /// # Errors
+    /// The device's, such as no memory left.
+    pub fn with_exact_rows(self, _exact_rows: bool) -> Result<Cuda<D>, DeviceError> {
+        Ok(self)
+    }
+
+    /// Whether a row has the same bits whatever rows are computed with it.
+    pub fn has_exact_rows(&self) -> bool {
+        true
+    }
+
     /// Multiplies with matrices that are made from now on as was measured. It decides no bit.
     pub fn with_tuning(self, tuning: TileTuning) -> Cuda<D> {
         Cuda { tuning: Arc::new(tuning), ..self }
