@@ -15,6 +15,7 @@
 #   machine            nvidia-smi, `taper doctor`, versions of Python and torch
 #   selftest           every kernel against plain loops
 #   bandwidth          read bandwidth, what shares are of
+#   tune               the launches of products; kept in DIR/cache, where the step `model` finds them, with --model those of its matrices
 #   attention gemm softmax model, and peers-attention peers-gemm peers-softmax peers-model
 #   peers-compile      products of 1 and 8 rows as torch.compile makes them, seconds for each shape
 #   memcheck racecheck synccheck   compute-sanitizer over the self test
@@ -25,7 +26,7 @@
 # absent; 2 the arguments are wrong or DIR cannot be written.
 set -euo pipefail
 
-STEPS=(machine selftest bandwidth attention peers-attention gemm peers-gemm softmax peers-softmax model peers-model
+STEPS=(machine selftest bandwidth tune attention peers-attention gemm peers-gemm softmax peers-softmax model peers-model
     peers-compile memcheck racecheck synccheck)
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # Kept for the report at the end.
@@ -77,7 +78,10 @@ rows=1,2,4,8,16,32,64,128,256
 heads=32/8x128,32/8x64 batch=1,8,32 keys=1024,4096,8192,32768 powers=10,12,14,17,20
 cases=(--case tg64@1024 --case b8@1024 --case b32@1024)
 repeat=7 time_ms=150 peers=(--rounds 7)
+tuned=()
+if [ -n "$model" ]; then tuned=(--model "$model"); else for shape in ${shapes//,/ }; do tuned+=(--shape "BF16 $shape"); done; fi
 if [ $quick = 1 ]; then
+    [ -n "$model" ] || tuned=(--shape "BF16 4096x4096")
     shapes=4096x4096 rows=1,8 heads=32/8x128 batch=1 keys=1024,8192 powers=12,17 cases=(--case tg64@1024) repeat=3 time_ms=20
     peers=(--rounds 3 --bandwidth-mib 1024)
 fi
@@ -167,6 +171,9 @@ outcome() {
         if ! grep -qE '^GPU ' selftest.log; then note "$step" failed "$spent" "the checks were not of a GPU: $line"; return; fi
         ;;
     machine | memcheck | racecheck | synccheck) ;;
+    tune)
+        if ! grep -q 'as chosen' tune.log; then note "$step" failed "$spent" "nothing was chosen: $line"; return; fi
+        ;;
     *)
         if ! grep -q '"median"' "$step.jsonl" 2>/dev/null; then note "$step" failed "$spent" "no rows: $line"; return; fi
         if [[ $step != peers-* ]] && ! grep -qiE '"(isa|machine)": ?"[^"]*(cuda|nvidia|sm_[0-9])' "$step.jsonl"; then
@@ -240,12 +247,14 @@ run_step() {
     machine) machine ;;
     selftest) ours selftest 90 selftest ;;
     bandwidth) ours bandwidth 30 bench bandwidth "${own[@]}" ;;
+    # Kept beside the rows: what this run measures is nobody else's setting.
+    tune) TAPER_CACHE=$PWD/cache ours tune 45 tune --repeat "$(((repeat + 1) / 2))" "${tuned[@]}" ;;
     attention) ours attention 60 bench attention "${own[@]}" --heads "$heads" --batch "$batch" --keys "$keys" --kv bf16 --ring-mib 256 \
         --candle-keys 0 --repeat "$repeat" --time-ms "$time_ms" ;;
     gemm) ours gemm 75 bench gemm "${own[@]}" --type bf16 --shape "$shapes" --rows "$rows" --ring-mib 256 --repeat "$repeat" \
         --time-ms "$((time_ms / 5))" ;;
     softmax) ours softmax 30 bench softmax "${own[@]}" --powers "$powers" --ring-mib 256 --time-ms "$time_ms" ;;
-    model) ours model 75 bench model "${own[@]}" --model "$model" "${cases[@]}" --fill random --repeat "$((repeat / 3 + 1))" ;;
+    model) TAPER_CACHE=$PWD/cache ours model 75 bench model "${own[@]}" --model "$model" "${cases[@]}" --fill random --repeat "$((repeat / 3 + 1))" ;;
     peers-attention) peers "$1" 75 attention --heads "$heads" --batch "$batch" --keys "$keys" ;;
     peers-gemm) peers "$1" 75 gemm --shape "$shapes" --rows "$rows" ;;
     peers-softmax) peers "$1" 45 softmax --powers "$powers" ;;

@@ -31,6 +31,7 @@ what=$1; [ "$1" != bench ] || what=$2
 case $what in --version) echo "taper 0.1.0"; exit ;; doctor) echo '{"version":"0.1.0","commit":"abc123","isa":"x"}'; exit ;; esac
 while [ $# -gt 0 ]; do [ "$1" != --json ] || json=$2; shift; done
 [ ! -f "$here/$what.says" ] || . "$here/$what.says"
+if [ "$what" = tune ]; then echo "1 shape; 1.000 as chosen"; exit; fi
 if [ "$what" = selftest ]; then echo "GPU 0, NVIDIA H200, cuda-bf16: 123 checks, all passed"; exit; fi
 [ "$what" != bandwidth ] || echo '{"bench":"bandwidth","case":"best","params":{},"median":4000,"p10":3900,"p90":4100,"unit":"GB/s","gbps":4000,"isa":"cuda","machine":"NVIDIA H200"}' >"$json"
 [ "$what" = bandwidth ] || echo '{"bench":"gemm","case":"BF16 28672x4096 M=1","params":{"type":"BF16","n":28672,"k":4096,"m":1},"median":3600,"p10":3500,"p90":3700,"unit":"GFLOP/s","gbps":3600,"isa":"cuda","machine":"NVIDIA H200"}' >"$json"
@@ -86,8 +87,9 @@ class Script(unittest.TestCase):
     def test_all_that_is_asked_for_and_there_is_ok(self):
         run = self.run_script
         run.gpu()
-        states = run("--only", "selftest", "--only", "bandwidth", "--only", "gemm", status=0)
-        self.assertEqual(states, {"selftest": "ok", "bandwidth": "ok", "gemm": "ok", "report": "ok"})
+        states = run("--only", "selftest", "--only", "bandwidth", "--only", "tune", "--only", "gemm", status=0)
+        self.assertEqual(states, {"selftest": "ok", "bandwidth": "ok", "tune": "ok", "gemm": "ok", "report": "ok"})
+        self.assertIn("--shape BF16 28672x4096 --shape", (run.out / "tune.log").read_text())
         report = run.report()
         goal = next(goal for goal in report["goals"] if goal["item"] == "one row, 28672x4096")
         self.assertEqual((goal["ours"], goal["verdict"]), (0.9, "good"))
@@ -137,7 +139,7 @@ class Script(unittest.TestCase):
     def test_without_a_gpu_everything_is_absent_and_nothing_fails(self):
         run = self.run_script
         # Nothing but what the script needs: no nvidia-smi, python3 without torch, no compute-sanitizer.
-        for what in ("selftest", "bandwidth", "gemm", "attention", "softmax"):
+        for what in ("selftest", "bandwidth", "tune", "gemm", "attention", "softmax"):
             run.says(what, "echo 'taper: --device cuda:0: no NVIDIA driver; --device cpu computes on the processor' >&2; exit 2")
         run.program("python3", f"#!/bin/sh\ncase $1 in -c) exit 1 ;; esac\nexec {sys.executable} \"$@\"\n")
         states = run(status=3)

@@ -472,6 +472,17 @@ pub trait Backend: Send + Sync + 'static {
         cache: &Self::KvCache,
         out: &mut Self::Buffer,
     );
+    /// Bytes that a call of [`Backend::attention`] computes in beside its operands, before it computes any row again, where a
+    /// backend tells.
+    fn attention_working_bytes(
+        &self,
+        step: &StepTables,
+        params: AttentionParams<'_>,
+        cache: &Self::KvCache,
+    ) -> Option<usize> {
+        let _ = (step, params, cache);
+        None
+    }
     /// Adds the scores of every row over the keys that it sees to `statistics`, one per KV head. For calibration, between
     /// [`Backend::rope_kv_store`] and [`Backend::attention`].
     fn observe_scores(

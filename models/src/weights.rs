@@ -66,15 +66,32 @@ pub(crate) fn bytes_per_token(checkpoint: &Checkpoint, config: &ModelConfig) -> 
 /// Type, outputs and inputs of every matrix that a step multiplies with, stacked as they are when loaded (a stack of parts
 /// that differ in type counts as its first).
 pub fn matrix_shapes(checkpoint: &Checkpoint) -> Result<Vec<(WeightType, usize, usize)>, Error> {
+    let whole = |parts: Vec<(WeightType, usize, usize)>| {
+        let outputs = parts.iter().map(|&(_, outputs, _)| outputs).sum();
+        parts.first().map(|&(weight_type, _, inputs)| (weight_type, outputs, inputs))
+    };
+    Ok(stacked_shapes(checkpoint)?.into_iter().filter_map(whole).collect())
+}
+
+/// The same of every run of parts of one type: a GPU multiplies with each in a launch of its own.
+pub fn part_shapes(checkpoint: &Checkpoint) -> Result<Vec<(WeightType, usize, usize)>, Error> {
+    let runs = |parts: Vec<(WeightType, usize, usize)>| {
+        let of_run = |run: &[(WeightType, usize, usize)]| (run[0].0, run.iter().map(|part| part.1).sum(), run[0].2);
+        parts.chunk_by(|one, next| one.0 == next.0).map(of_run).collect::<Vec<_>>()
+    };
+    Ok(stacked_shapes(checkpoint)?.into_iter().flat_map(runs).collect())
+}
+
+/// The shapes of the parts of each of these matrices.
+fn stacked_shapes(checkpoint: &Checkpoint) -> Result<Vec<Vec<(WeightType, usize, usize)>>, Error> {
     let config = ModelConfig::from_checkpoint(checkpoint)?;
     let head = if config.tied { EMBEDDING } else { HEAD };
     let layers = (0..config.num_layers).flat_map(|layer| stacks(layer).into_iter());
-    let shape = |names: Vec<String>| {
-        let tensors = names.iter().map(|name| checkpoint.tensor(name)).collect::<Result<Vec<_>, _>>()?;
-        let outputs = tensors.iter().map(|tensor| tensor.shape[0]).sum();
-        Ok((weight_type(tensors[0].dtype), outputs, tensors[0].shape[1]))
+    let shape = |name: &String| {
+        let tensor = checkpoint.tensor(name)?;
+        Ok((weight_type(tensor.dtype), tensor.shape[0], tensor.shape[1]))
     };
-    layers.chain([vec![head.to_string()]]).map(shape).collect()
+    layers.chain([vec![head.to_string()]]).map(|names| names.iter().map(shape).collect()).collect()
 }
 
 /// The tensors of a layer's matrices: qkv, attention output, gate and up, down.

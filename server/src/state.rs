@@ -31,6 +31,8 @@ pub struct ServedModel {
     pub created_unix: u64,
     /// What answers carry as `system_fingerprint`: which build computed them, with which class of arithmetic.
     pub fingerprint: String,
+    /// Whether a request has the same answer whatever else is computed with it; `/health` says so.
+    pub deterministic: bool,
 }
 
 /// A served model and what is derived from it once.
@@ -179,11 +181,12 @@ impl ServerState {
         self.served()
     }
 
-    /// What `/health` says. An engine that is not healthy still gets requests, since a step that succeeds makes it healthy
+    /// The model that `/health` speaks of, if it is well. An engine that is not healthy still gets requests, since a step that succeeds makes it healthy
     /// again; a thread that has ended refuses them itself.
-    pub(crate) fn health(&self) -> Result<(), ApiError> {
-        if self.admit()?.model.engine.is_healthy() {
-            Ok(())
+    pub(crate) fn health(&self) -> Result<Arc<Served>, ApiError> {
+        let served = self.admit()?;
+        if served.model.engine.is_healthy() {
+            Ok(served)
         } else {
             Err(ApiError::failed("its last steps failed; the log has the reason"))
         }

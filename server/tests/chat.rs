@@ -244,6 +244,7 @@ async fn a_model_without_a_template_refuses_to_chat() {
         context_len: 64,
         created_unix: 0,
         fingerprint: FINGERPRINT.to_owned(),
+        deterministic: true,
     });
     let answer = chat(&state, json!({})).await;
     assert_eq!(answer.status, 400);
@@ -265,6 +266,7 @@ async fn an_exception_of_the_template_is_the_clients_400() {
         context_len: 64,
         created_unix: 0,
         fingerprint: FINGERPRINT.to_owned(),
+        deterministic: true,
     });
     let answer = chat(&state, json!({})).await;
     assert_eq!(answer.status, 400);

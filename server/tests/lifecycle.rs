@@ -42,7 +42,7 @@ async fn while_loading_everything_is_503_with_the_reason() {
 #[tokio::test]
 async fn health_is_ok_when_ready_and_says_why_when_failed() {
     let state = state();
-    assert_eq!(get(&state, "/health").await.json(), json!({ "status": "ok" }));
+    assert_eq!(get(&state, "/health").await.json(), json!({ "status": "ok", "deterministic": true }));
     state.set_failed("the file is damaged");
     let health = get(&state, "/health").await;
     assert_eq!(health.status, 503);

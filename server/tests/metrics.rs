@@ -181,7 +181,10 @@ async fn a_name_with_quotes_and_line_ends_is_read_back_as_it_is() {
     let engine = taper_engine::Engine::start(Box::new(babbling()), tokenizer.clone(), EngineConfig::default());
     let (id, fingerprint) = (name.to_owned(), name.to_owned());
     let template = Some(template);
-    ready.set_ready(ServedModel { id, tokenizer, template, engine, context_len: 512, created_unix: 0, fingerprint });
+    let (context_len, created_unix, deterministic) = (512, 0, false);
+    let model = ServedModel { id, tokenizer, template, engine, context_len, created_unix, fingerprint, deterministic };
+    ready.set_ready(model);
+    assert_eq!(get(&ready, "/health").await.json()["deterministic"], false);
     let families = scrape(&ready).await;
     let [info] = &families["taper:build_info"].samples[..] else { panic!("one line") };
     assert_eq!((info.labels["model_name"].as_str(), info.labels["fingerprint"].as_str()), (name, name));

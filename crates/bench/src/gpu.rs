@@ -4,6 +4,7 @@
 use crate::bandwidth::NAME as BANDWIDTH;
 use crate::{Effort, Error, Measurement, Summary, params};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use taper_kernels::cuda::Device;
 use taper_kernels::cuda::read::Stream;
@@ -35,14 +36,11 @@ pub fn seconds<D: Device>(device: &D, once: &mut dyn FnMut() -> Result<(), Error
     }
 }
 
-/// What the GPU can read from its memory per second: all of `bytes` in one pass, once with every pass.
-///
-/// # Errors
-/// When the GPU has not so much memory, and its others.
-pub fn bandwidth<D: Device>(device: &Arc<D>, bytes: usize, effort: Effort) -> Result<Measurement, Error> {
+/// Memory of at least so many bytes, with numbers in it.
+fn filled<D: Device>(device: &Arc<D>, bytes: usize) -> Result<Stream<D>, Error> {
     /// Written again and again: memory is filled from the host in pieces.
     const PIECE: usize = 1 << 20;
-    let words = (bytes / size_of::<u32>()).next_multiple_of(PIECE);
+    let words = (bytes / size_of::<u32>()).max(1).next_multiple_of(PIECE);
     let mut stream = Stream::new(device, words)?;
     // Not zeros: what is all alike may travel faster.
     let mut word = 1_u32;
@@ -55,6 +53,54 @@ pub fn bandwidth<D: Device>(device: &Arc<D>, bytes: usize, effort: Effort) -> Re
     for begin in (0..words).step_by(PIECE) {
         stream.words().write(begin, &piece)?;
     }
+    Ok(stream)
+}
+
+/// Bytes that calls have to walk through so that each finds its operands in memory, whatever was asked for: four times what the
+/// second-level cache holds.
+pub fn ring_bytes<D: Device>(device: &D, asked: usize) -> usize {
+    asked.max(4 * device.properties().l2_bytes)
+}
+
+/// The first of so many forms of steps that nobody had before: what is measured asks for operations of its own.
+pub(crate) fn forms(count: usize) -> u64 {
+    static FORMS: AtomicU64 = AtomicU64::new(0);
+    FORMS.fetch_add(count as u64, Ordering::Relaxed)
+}
+
+/// A ring of memory that is read by plain loads, so many bytes at a time.
+pub(crate) struct PlainReads<D: Device> {
+    stream: Stream<D>,
+    next: usize,
+}
+
+impl<D: Device> PlainReads<D> {
+    pub(crate) fn new(device: &Arc<D>, ring_bytes: usize) -> Result<PlainReads<D>, Error> {
+        Ok(PlainReads { stream: filled(device, ring_bytes)?, next: 0 })
+    }
+
+    /// Reads the next so many bytes, the whole ring at most.
+    pub(crate) fn read(&mut self, device: &D, bytes: f64) -> Result<(), Error> {
+        /// Words of one load.
+        const WORDS: usize = 4;
+        let all = self.stream.words().len();
+        let len = ((bytes / size_of::<u32>() as f64) as usize).next_multiple_of(WORDS).clamp(WORDS, all);
+        if self.next + len > all {
+            self.next = 0;
+        }
+        let begin = self.next;
+        self.next += len;
+        Ok(self.stream.run_part(device, begin..begin + len)?)
+    }
+}
+
+/// What the GPU can read from its memory per second: all of `bytes` in one pass, once with every pass.
+///
+/// # Errors
+/// When the GPU has not so much memory, and its others.
+pub fn bandwidth<D: Device>(device: &Arc<D>, bytes: usize, effort: Effort) -> Result<Measurement, Error> {
+    let mut stream = filled(device, bytes)?;
+    let words = stream.words().len();
     let bytes = (words * size_of::<u32>()) as f64;
     let rates = effort.rates_by(|| seconds(&**device, &mut || Ok(stream.run(device)?)))?;
     let summary = Summary::of(&rates).times(bytes / 1e9);

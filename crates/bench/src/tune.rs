@@ -1,49 +1,99 @@
 //! Which implementation of a matrix product is the fastest on this machine, for each shape, number of rows and rounding of
 //! activations. [`Products`] measures a [`Cell`] per combination; what comes of cells is a [`Tuning`]: the numbers of rows from
-//! which on another choice is taken. [`price`] says what the numerics class costs, [`check`] how good the choices are.
+//! which on another choice is taken. [`price`] says what the numerics class costs, [`check`] how good the choices are. On a GPU
+//! [`GpuProducts`] measures, and what comes of it is a [`TileTuning`].
 
 pub mod check;
+mod on_gpu;
 pub mod price;
 mod products;
+mod race;
 
+pub use on_gpu::{GpuProducts, tile_tuning};
 pub use products::Products;
 
+use std::fmt::Debug;
 use taper_kernels::WeightType;
 use taper_kernels::cpu::gemm::{Activations, Choice, Shape, Tuning};
+use taper_kernels::cuda::{NUMERICS_CLASS, TileChoice};
 
 /// Numbers of rows that are measured: each of the small ones, where kernels differ most, then ever fewer.
 pub const ROWS: [usize; 19] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256];
 /// Another choice than the rule must be faster by this factor: less is noise.
 const WORTH_IT: f64 = 0.98;
 
-/// Costs of one shape at one number of rows, with activations rounded in one way.
+/// An implementation that can be chosen.
+pub trait Candidate: Copy + PartialEq + Debug {
+    /// What decides bits, where products are made in several ways: choices never do.
+    type Class: Copy + PartialEq + Debug + 'static;
+    /// All of them.
+    const CLASSES: &'static [Self::Class];
+    /// Name of the numerics class.
+    fn class_name(class: Self::Class) -> &'static str;
+    /// How tables and files write the choice.
+    fn name(self) -> String;
+    /// The choice of that name; `None` when it is none, or not one of this machine.
+    fn parse(name: &str) -> Option<Self>;
+}
+
+/// On the processor, with activations rounded in one way.
+impl Candidate for Choice {
+    type Class = Activations;
+    const CLASSES: &'static [Activations] = &Activations::ALL;
+    fn class_name(class: Activations) -> &'static str {
+        class.class()
+    }
+    fn name(self) -> String {
+        Choice::name(self)
+    }
+    fn parse(name: &str) -> Option<Choice> {
+        Choice::parse(name)
+    }
+}
+
+/// On a GPU.
+impl Candidate for TileChoice {
+    type Class = ();
+    const CLASSES: &'static [()] = &[()];
+    fn class_name((): ()) -> &'static str {
+        NUMERICS_CLASS
+    }
+    fn name(self) -> String {
+        TileChoice::name(self)
+    }
+    fn parse(name: &str) -> Option<TileChoice> {
+        TileChoice::parse(name)
+    }
+}
+
+/// Costs of one shape at one number of rows, in one class.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Cell {
+pub struct Cell<C: Candidate = Choice> {
     /// The matrix.
     pub shape: Shape,
-    /// How activations were rounded. [`Activations::Mixed`] met rows without outliers: all of eight bits.
-    pub activations: Activations,
+    /// The class: how activations were rounded. [`Activations::Mixed`] met rows without outliers: all of eight bits.
+    pub activations: C::Class,
     /// Rows.
     pub rows: usize,
     /// Seconds of one product by each candidate, the built-in rule first.
-    pub costs: Vec<(Choice, f64)>,
+    pub costs: Vec<(C, f64)>,
 }
 
-impl Cell {
+impl<C: Candidate> Cell<C> {
     /// The choice to take: the fastest, or the rule where it is as fast.
-    pub fn choice(&self) -> Choice {
+    pub fn choice(&self) -> C {
         let (rule, rule_cost) = self.costs[0];
         let (best, cost) = self.best();
         if cost < rule_cost * WORTH_IT { best } else { rule }
     }
 
     /// The fastest candidate and its seconds.
-    pub fn best(&self) -> (Choice, f64) {
+    pub fn best(&self) -> (C, f64) {
         self.costs.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or(self.costs[0])
     }
 
     /// Seconds of a choice, where it was measured.
-    pub fn cost(&self, choice: Choice) -> Option<f64> {
+    pub fn cost(&self, choice: C) -> Option<f64> {
         self.costs.iter().find(|(candidate, _)| *candidate == choice).map(|&(_, cost)| cost)
     }
 }
@@ -80,9 +130,9 @@ pub fn tuning(cells: &[Cell]) -> Tuning {
 }
 
 /// How good choices are: seconds of all cells as chosen over seconds of the fastest candidate of each, and the worst cell's.
-pub fn against_the_best(cells: &[Cell], choice: impl Fn(&Cell) -> Choice) -> (f64, f64) {
-    let cost = |cell: &Cell| cell.cost(choice(cell)).unwrap_or(cell.costs[0].1);
-    let sum = |cost: &dyn Fn(&Cell) -> f64| cells.iter().map(cost).sum::<f64>();
+pub fn against_the_best<C: Candidate>(cells: &[Cell<C>], choice: impl Fn(&Cell<C>) -> C) -> (f64, f64) {
+    let cost = |cell: &Cell<C>| cell.cost(choice(cell)).unwrap_or(cell.costs[0].1);
+    let sum = |cost: &dyn Fn(&Cell<C>) -> f64| cells.iter().map(cost).sum::<f64>();
     let worst = cells.iter().map(|cell| cost(cell) / cell.best().1).fold(1.0, f64::max);
     (sum(&cost) / sum(&|cell| cell.best().1), worst)
 }

@@ -72,6 +72,12 @@ pub(crate) struct ModelArgs {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
 
+    /// Whether a request has the same answer whatever else is computed with it. `off` allows kernels that sum a row in an order that
+    /// depends on how many rows there are, where a device has such: the processor has none. `system_fingerprint` and /health say that
+    /// it is off.
+    #[arg(long, value_enum, value_name = "ON|OFF", default_value_t = Deterministic::On, env = "TAPER_DETERMINISTIC")]
+    pub(crate) deterministic: Deterministic,
+
     /// Threads that compute [default: one per performance core; `taper doctor` lists them].
     #[arg(long, short = 't', value_name = "N", env = "TAPER_THREADS", value_parser = positive)]
     pub(crate) threads: Option<usize>,
@@ -96,6 +102,21 @@ pub(crate) struct ModelArgs {
     /// been run for the model, else `bounded`.
     #[arg(long, value_enum, default_value_t = SoftmaxKind::Auto, env = "TAPER_SOFTMAX")]
     pub(crate) softmax: SoftmaxKind,
+}
+
+/// Whether the order of sums may depend on how many rows are computed together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Deterministic {
+    /// It may not: an answer is the same alone, in company, from any cache.
+    On,
+    /// It may.
+    Off,
+}
+
+impl Deterministic {
+    pub(crate) fn is_on(self) -> bool {
+        self == Deterministic::On
+    }
 }
 
 /// Bits of an activation.
@@ -426,6 +447,28 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn answers_are_the_same_in_any_company_unless_that_is_given_up() {
+        let asked = |words: &str| {
+            let cli = Cli::try_parse_from(["taper", "serve"].into_iter().chain(words.split_whitespace())).ok()?;
+            let Command::Serve(args) = cli.command else { return None };
+            Some(args.model.deterministic.is_on())
+        };
+        assert_eq!(asked("--deterministic on"), Some(true));
+        assert_eq!(asked("--deterministic off"), Some(false));
+        assert_eq!(asked("--deterministic"), None);
+        assert_eq!(asked("--deterministic maybe"), None);
+        let command = Cli::command();
+        let with_the_flag = ["serve", "chat", "run", "bench model", "perplexity"];
+        for name in with_the_flag {
+            let found = name.split(' ').try_fold(&command, |command, name| command.find_subcommand(name));
+            let flag = found.and_then(|command| command.get_arguments().find(|arg| arg.get_id() == "deterministic"));
+            let flag =
+                flag.map(|flag| (flag.get_default_values().to_vec(), flag.get_env().map(std::ffi::OsStr::to_owned)));
+            assert_eq!(flag, Some((vec!["on".into()], Some("TAPER_DETERMINISTIC".into()))), "{name}");
+        }
     }
 
     #[test]

@@ -7,6 +7,8 @@ use taper_kernels::cuda::{self, Cuda, Driver, fatbin};
 
 /// What to do where a GPU was asked for.
 const OTHERWISE: &str = "--device cpu (or TAPER_DEVICE=cpu) computes on the processor";
+/// What a command does that no GPU could do for it.
+const OF_PROCESSORS: &str = "compares what processors alone have: roundings of activations";
 
 /// An error, unless the device can compute what the command asks of it.
 pub(crate) fn check(command: &Command) -> Result<()> {
@@ -14,18 +16,11 @@ pub(crate) fn check(command: &Command) -> Result<()> {
     let gpu = cuda::probe(index).map_err(|error| anyhow!("--device {device}: {error}; {OTHERWISE}"))?;
     let found =
         format!("--device {device}: there is GPU {index}, {}, compute capability {}", gpu.name, gpu.compute_capability);
-    let refused = match command {
-        Command::Tune(_) => Some("tune"),
-        Command::Bench(args) => match args.what {
-            BenchCommand::Attention(_) => Some("bench attention"),
-            BenchCommand::Chat(_) => Some("bench chat"),
-            _ => None,
-        },
-        _ => None,
-    };
-    match refused {
-        Some(name) => Err(anyhow!("{found}, but `taper {name}` does not compute on GPUs yet; {OTHERWISE}")),
-        None => fatbin::image().map(drop).map_err(|error| anyhow!("{found}, but {error}; {OTHERWISE}")),
+    match command {
+        Command::Bench(args) if matches!(args.what, BenchCommand::Chat(_)) => {
+            Err(anyhow!("{found}, but `taper bench chat` {OF_PROCESSORS}; {OTHERWISE}"))
+        }
+        _ => fatbin::image().map(drop).map_err(|error| anyhow!("{found}, but {error}; {OTHERWISE}")),
     }
 }
 

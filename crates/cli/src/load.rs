@@ -2,7 +2,7 @@
 
 mod draft;
 
-use crate::args::{ActivationsKind, BackendKind, ContextArgs, Device, EngineArgs, ModelArgs};
+use crate::args::{ActivationsKind, BackendKind, ContextArgs, Deterministic, Device, EngineArgs, ModelArgs};
 use crate::calibration_file;
 use crate::device::open_gpu;
 use crate::output;
@@ -71,7 +71,10 @@ pub(crate) fn with_model<T: ModelTask>(
                 progress
                     .note("--threads, --isa and --activations are about the processor: a GPU computes without them");
             }
-            let gpu = open_gpu(index)?;
+            let gpu = open_gpu(index)?.with_exact_rows(args.deterministic.is_on())?;
+            let tuning = tune_file::load_on(&gpu, index);
+            let gpu = gpu.with_tuning(tuning);
+            tell_of_rows(args, gpu.has_exact_rows(), progress);
             task.computes_on(&gpu);
             load(args, gpu, checkpoint, options, progress, task)
         }
@@ -79,9 +82,23 @@ pub(crate) fn with_model<T: ModelTask>(
             let config = CpuConfig { threads: args.threads, isa: args.isa.clone() };
             let cpu = Cpu::new(config)?.with_activations(args.activations.into());
             let tuning = tune_file::load(&cpu.info());
+            tell_of_rows(args, true, progress);
             load(args, cpu.with_tuning(tuning), checkpoint, options, progress, task)
         }
         (_, BackendKind::Reference) => load(args, Reference::new(), checkpoint, options, progress, task),
+    }
+}
+
+/// Says what `--deterministic off` means here.
+fn tell_of_rows(args: &ModelArgs, has_exact_rows: bool, progress: &dyn Progress) {
+    match (args.deterministic, has_exact_rows) {
+        (Deterministic::On, _) => {}
+        (Deterministic::Off, true) => {
+            progress.note("--deterministic off changes nothing here: every kernel of this device computes a row as if it were alone");
+        }
+        (Deterministic::Off, false) => {
+            progress.note("--deterministic off: a row's bits may depend on how many rows are computed with it, and so may answers");
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! What `taper tune` found on this machine, as a file: written by it, read whenever a model is loaded. One file has the cells of
-//! both numerics classes; a run with mixed activations uses both, since logits are always computed with full ones.
+//! both numerics classes; a run with mixed activations uses both, since logits are always computed with full ones. Each GPU has a file
+//! by its name, of the driver that was there when it was measured.
 
 use crate::output;
 use anyhow::{Context, Result, ensure};
@@ -7,15 +8,69 @@ use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use taper_bench::Machine;
-use taper_bench::tune::{Cell, parse_shape, shape_name, tuning};
+use taper_bench::tune::{Candidate, Cell, parse_shape, shape_name, tile_tuning, tuning};
 use taper_hub::Hub;
 use taper_kernels::BackendInfo;
 use taper_kernels::cpu::cores::Cores;
-use taper_kernels::cpu::gemm::{Activations, Choice, Tuning};
+use taper_kernels::cpu::gemm::Tuning;
 use taper_kernels::cpu::isa::Isa;
+use taper_kernels::cuda::{self, Cuda, Device, Driver, TileTuning};
 
 /// Raised when candidates, their names or the numerics change meaning.
 const VERSION: u32 = 2;
+
+/// What measurements are of.
+#[derive(Debug, Clone)]
+pub(crate) struct Subject {
+    /// The processor or the GPU.
+    machine: String,
+    threads: usize,
+    isa: String,
+    /// Of a GPU.
+    driver: Option<String>,
+    /// In words.
+    pub(crate) name: String,
+    /// The command that measures.
+    pub(crate) command: String,
+}
+
+impl Subject {
+    /// The processor, as this backend uses it.
+    pub(crate) fn of_cpu(info: &BackendInfo) -> Subject {
+        let threads = taper_bench::counted(info.threads, "thread");
+        Subject {
+            machine: Machine::read().cpu,
+            threads: info.threads,
+            isa: info.isa.into(),
+            driver: None,
+            name: format!("{threads} of this processor with {}", info.isa),
+            command: command(info),
+        }
+    }
+
+    /// A GPU, by its place in the driver's count.
+    pub(crate) fn of_gpu(gpu: &Cuda<Driver>, index: usize) -> Result<Subject> {
+        let machine = gpu.device().properties().name.clone();
+        let cuda = format!("CUDA {}", cuda::driver()?.version);
+        let driver = cuda::driver_release().map_or_else(|| cuda.clone(), |release| format!("{release}, {cuda}"));
+        Ok(Subject {
+            name: format!("GPU {index}, {machine}, with driver {driver}"),
+            machine,
+            threads: 1,
+            isa: "cuda".into(),
+            driver: Some(driver),
+            command: format!("taper tune --device cuda:{index}"),
+        })
+    }
+
+    /// Where its file is.
+    pub(crate) fn path(&self) -> Result<PathBuf> {
+        let machine: String = self.machine.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+        let threads = if self.driver.is_some() { String::new() } else { format!("-{}-threads", self.threads) };
+        let name = format!("{machine}-{}{threads}.json", self.isa).to_lowercase();
+        Ok(Hub::from_env()?.config().taper_cache.join("tune").join(name))
+    }
+}
 
 /// The costs that were measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -24,6 +79,8 @@ pub(crate) struct TuneFile {
     machine: String,
     threads: usize,
     isa: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    driver: Option<String>,
     cells: Vec<CellJson>,
 }
 
@@ -38,32 +95,20 @@ struct CellJson {
 }
 
 impl TuneFile {
-    /// An empty one for this machine and backend.
-    fn new(info: &BackendInfo) -> TuneFile {
-        TuneFile {
-            version: VERSION,
-            machine: Machine::read().cpu,
-            threads: info.threads,
-            isa: info.isa.into(),
-            cells: Vec::new(),
-        }
+    /// An empty one.
+    fn new(of: &Subject) -> TuneFile {
+        let Subject { machine, threads, isa, driver, .. } = of.clone();
+        TuneFile { version: VERSION, machine, threads, isa, driver, cells: Vec::new() }
     }
 
-    /// Where the file of this machine and backend is.
-    pub(crate) fn path(info: &BackendInfo) -> Result<PathBuf> {
-        let cpu: String =
-            Machine::read().cpu.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-        let name = format!("{cpu}-{}-{}-threads.json", info.isa, info.threads).to_lowercase();
-        Ok(Hub::from_env()?.config().taper_cache.join("tune").join(name))
-    }
-
-    /// The file, if there is one and it is of this machine, backend and version; one of another version is told in the log.
-    pub(crate) fn read(path: &Path, info: &BackendInfo) -> Result<Option<TuneFile>> {
+    /// The file, if there is one and it is of this machine, backend and version; one of another version, or of another driver, is
+    /// told in the log.
+    pub(crate) fn read(path: &Path, of: &Subject) -> Result<Option<TuneFile>> {
         #[derive(Deserialize)]
         struct Version {
             version: u32,
         }
-        let (shown, command) = (path.display(), command(info));
+        let (shown, command) = (path.display(), &of.command);
         let broken = || format!("{shown} is not what `taper tune` writes; `{command} --reset` removes it");
         // Reading a pipe would wait for a writer.
         let read = || if fs::metadata(path)?.is_file() { fs::read(path).map(Some) } else { Ok(None) };
@@ -82,19 +127,26 @@ impl TuneFile {
         let file: TuneFile = serde_json::from_slice(&text).with_context(broken)?;
         let mut costs = file.cells.iter().flat_map(|cell| &cell.costs);
         ensure!(costs.all(|&(_, micros)| micros > 0.0 && micros.is_finite()), broken());
-        let same = TuneFile { cells: Vec::new(), ..file.clone() } == TuneFile::new(info);
-        Ok(same.then_some(file))
+        let (its, ours) = (TuneFile { cells: Vec::new(), ..file.clone() }, TuneFile::new(of));
+        if let (Some(then), Some(now)) = (&its.driver, &ours.driver)
+            && then != now
+        {
+            tracing::warn!(
+                "{shown} was measured with driver {then}, not {now}, and is not used; run `{command}` to measure again"
+            );
+        }
+        Ok((its == ours).then_some(file))
     }
 
     /// Takes newly measured cells into the file, beside those that others wrote meanwhile; what it then has. A file that
     /// cannot be read is replaced: who measures wants the measurements kept.
-    pub(crate) fn update(path: &Path, info: &BackendInfo, cells: &[Cell]) -> Result<TuneFile> {
+    pub(crate) fn update<C: Candidate>(path: &Path, of: &Subject, cells: &[Cell<C>]) -> Result<TuneFile> {
         let _lock = lock(path)?;
-        let mut file = match TuneFile::read(path, info) {
-            Ok(file) => file.unwrap_or_else(|| TuneFile::new(info)),
+        let mut file = match TuneFile::read(path, of) {
+            Ok(file) => file.unwrap_or_else(|| TuneFile::new(of)),
             Err(error) => {
                 output::status(&format!("{error:#}; it is replaced"));
-                TuneFile::new(info)
+                TuneFile::new(of)
             }
         };
         file.put(cells);
@@ -114,45 +166,55 @@ impl TuneFile {
     }
 
     /// Takes in newly measured cells in place of older ones of the same shape and class.
-    fn put(&mut self, cells: &[Cell]) {
+    fn put<C: Candidate>(&mut self, cells: &[Cell<C>]) {
         let new: Vec<CellJson> = cells.iter().map(CellJson::of).collect();
         self.cells.retain(|old| new.iter().all(|new| (&new.shape, &new.class) != (&old.shape, &old.class)));
         self.cells.extend(new);
     }
 
     /// Its cells; those that this build does not know are left out.
-    pub(crate) fn cells(&self) -> Vec<Cell> {
+    pub(crate) fn cells<C: Candidate>(&self) -> Vec<Cell<C>> {
         self.cells.iter().filter_map(CellJson::cell).collect()
+    }
+
+    /// Whether nothing was measured.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.cells.is_empty()
     }
 
     /// The choices that follow from it.
     pub(crate) fn tuning(&self) -> Tuning {
         tuning(&self.cells())
     }
+
+    /// The same on a GPU.
+    pub(crate) fn tile_tuning(&self) -> TileTuning {
+        tile_tuning(&self.cells())
+    }
 }
 
 impl CellJson {
-    fn of(cell: &Cell) -> CellJson {
-        let cost = |&(choice, seconds): &(Choice, f64)| (choice.name(), (seconds * 1e9).round() / 1e3);
+    fn of<C: Candidate>(cell: &Cell<C>) -> CellJson {
+        let cost = |&(choice, seconds): &(C, f64)| (choice.name(), (seconds * 1e9).round() / 1e3);
         CellJson {
             shape: shape_name(cell.shape),
-            class: cell.activations.class().into(),
+            class: C::class_name(cell.activations).into(),
             rows: cell.rows,
             costs: cell.costs.iter().map(cost).collect(),
         }
     }
 
-    fn cell(&self) -> Option<Cell> {
-        let cost = |(name, micros): &(String, f64)| Some((Choice::parse(name)?, micros / 1e6));
+    fn cell<C: Candidate>(&self) -> Option<Cell<C>> {
+        let cost = |(name, micros): &(String, f64)| Some((C::parse(name)?, micros / 1e6));
         let costs: Vec<_> = self.costs.iter().filter_map(cost).collect();
         let is_whole = costs.len() == self.costs.len() && !costs.is_empty();
-        let activations = Activations::ALL.into_iter().find(|activations| activations.class() == self.class)?;
+        let activations = C::CLASSES.iter().copied().find(|&class| C::class_name(class) == self.class)?;
         is_whole.then_some(Cell { shape: parse_shape(&self.shape)?, activations, rows: self.rows, costs })
     }
 }
 
 /// The command that measures for this backend: with threads and instruction set, where they are not those of a plain one.
-pub(crate) fn command(info: &BackendInfo) -> String {
+fn command(info: &BackendInfo) -> String {
     let mut command = "taper tune".to_string();
     if info.threads != Cores::of_this_machine().threads {
         command += &format!(" --threads {}", info.threads);
@@ -182,24 +244,39 @@ fn lock(path: &Path) -> Result<File> {
 
 /// The choices measured for this backend, if any; a file that cannot be read is told in the log and costs only speed.
 pub(crate) fn load(info: &BackendInfo) -> Tuning {
-    let read = || TuneFile::read(&TuneFile::path(info)?, info);
-    match read() {
-        Ok(file) => file.map(|file| file.tuning()).unwrap_or_default(),
-        Err(error) => {
-            tracing::warn!("measured choices are not used: {error:#}");
-            Tuning::default()
-        }
-    }
+    measured(Ok(Subject::of_cpu(info))).map(|file| file.tuning()).unwrap_or_default()
+}
+
+/// The same of a GPU.
+pub(crate) fn load_on(gpu: &Cuda<Driver>, index: usize) -> TileTuning {
+    measured(Subject::of_gpu(gpu, index)).map(|file| file.tile_tuning()).unwrap_or_default()
+}
+
+fn measured(of: Result<Subject>) -> Option<TuneFile> {
+    let read = || {
+        let of = of?;
+        TuneFile::read(&of.path()?, &of)
+    };
+    read().unwrap_or_else(|error| {
+        tracing::warn!("measured choices are not used: {error:#}");
+        None
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use taper_kernels::cpu::isa::Isa;
+    use taper_kernels::cpu::gemm::{Activations, Choice};
+    use taper_kernels::cuda::TileChoice;
     use taper_kernels::{Backend, Cpu, CpuConfig};
 
-    fn info() -> BackendInfo {
-        Cpu::new(CpuConfig { threads: Some(1), ..CpuConfig::default() }).unwrap().info()
+    fn info() -> Subject {
+        Subject::of_cpu(&Cpu::new(CpuConfig { threads: Some(1), ..CpuConfig::default() }).unwrap().info())
+    }
+
+    fn gpu(driver: &str) -> Subject {
+        let driver = Some(driver.to_owned());
+        Subject { machine: "NVIDIA H200".into(), isa: "cuda".into(), driver, command: "c".into(), ..info() }
     }
 
     /// One of each class, with another fastest choice.
@@ -235,8 +312,8 @@ mod tests {
         TuneFile::new(&info()).write(&path).unwrap();
         for activations in Activations::ALL {
             let cpu = Cpu::new(CpuConfig { threads: Some(1), ..CpuConfig::default() }).unwrap();
-            let info = cpu.with_activations(activations).info();
-            assert!(TuneFile::read(&path, &info).unwrap().is_some(), "{activations:?}");
+            let of = Subject::of_cpu(&cpu.with_activations(activations).info());
+            assert!(TuneFile::read(&path, &of).unwrap().is_some(), "{activations:?}");
         }
     }
 
@@ -289,7 +366,7 @@ mod tests {
             }
         });
         let kept: std::collections::BTreeSet<_> =
-            TuneFile::read(&path, &info()).unwrap().unwrap().cells().iter().map(|cell| cell.shape).collect();
+            TuneFile::read(&path, &info()).unwrap().unwrap().cells::<Choice>().iter().map(|cell| cell.shape).collect();
         assert_eq!(kept.len(), shapes.len());
     }
 
@@ -308,6 +385,28 @@ mod tests {
         file.cells[0].class = "int4x32".into();
         assert_eq!(file.cells(), cells()[1..]);
         file.cells[1].costs[2].0 = "abacus 1x1".into();
-        assert_eq!(file.cells(), []);
+        assert_eq!(file.cells::<Choice>(), []);
+    }
+
+    #[test]
+    fn a_gpu_has_a_file_of_its_own_that_ends_with_its_driver() {
+        let of = gpu("580.65.06, CUDA 13.0");
+        let name = of.path().unwrap().file_name().unwrap().to_string_lossy().into_owned();
+        assert_eq!(name, "nvidia-h200-cuda.json");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tune.json");
+        let shape = parse_shape("Q4_0 64x96").unwrap();
+        let costs = TileChoice::candidates(9).into_iter().zip([3e-6, 1e-6, 2e-6]).collect();
+        let cells = [Cell { shape, activations: (), rows: 9, costs }];
+        TuneFile::update(&path, &of, &cells).unwrap();
+        let read = TuneFile::read(&path, &of).unwrap().unwrap();
+        assert_eq!(read.cells(), cells);
+        assert_eq!(read.cells::<Choice>(), [], "of another class");
+        assert_eq!(read.tile_tuning().choice(shape, 9), cells[0].best().0);
+        assert_eq!(TuneFile::read(&path, &gpu("581.1, CUDA 13.1")).unwrap(), None);
+        assert_eq!(TuneFile::read(&path, &info()).unwrap(), None, "a processor");
+        let mut other_class = read.clone();
+        other_class.cells[0].class = "cuda-fp8".into();
+        assert_eq!(other_class.cells::<TileChoice>(), []);
     }
 }

@@ -133,12 +133,6 @@ impl Cpu {
         gemm::Context { activations, ..gemm::Context::new(self.isa(), self.pool()) }
     }
 
-    /// Bytes that a call of [`Backend::attention`] computes in beside its operands, before it computes any row again.
-    pub fn attention_working_bytes(&self, step: &StepTables, params: AttentionParams<'_>, cache: &KvCache) -> usize {
-        step.check(params.heads, cache.layout());
-        attention::working_bytes(self.pool().threads(), step, params, cache)
-    }
-
     fn pool(&self) -> &Pool {
         &self.shared.pool
     }
@@ -327,6 +321,16 @@ impl Backend for Cpu {
         let on = (self.isa(), self.pool(), scratch);
         let recomputed = attention::attention(on, step, params, qkv.rows(num_rows), cache, out.rows_mut(num_rows));
         cache.recomputed[params.layer].fetch_add(recomputed, Ordering::Relaxed);
+    }
+
+    fn attention_working_bytes(
+        &self,
+        step: &StepTables,
+        params: AttentionParams<'_>,
+        cache: &KvCache,
+    ) -> Option<usize> {
+        step.check(params.heads, cache.layout());
+        Some(attention::working_bytes(self.pool().threads(), step, params, cache))
     }
 
     fn observe_scores(

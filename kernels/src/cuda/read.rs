@@ -4,6 +4,7 @@ use super::device::{Argument, Device, Launch};
 use super::error::DeviceError;
 use super::kernels::Kernel;
 use super::memory::{Arena, Memory};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Threads of a block of `read_stream`.
@@ -44,10 +45,20 @@ impl<D: Device> Stream<D> {
     /// # Errors
     /// The device's.
     pub fn run(&mut self, device: &D) -> Result<(), DeviceError> {
+        self.run_part(device, 0..self.words.len())
+    }
+
+    /// Reads these words once; both ends are multiples of four.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn run_part(&mut self, device: &D, part: Range<usize>) -> Result<(), DeviceError> {
         assert!(self.words.is_of(device), "the memory is this device's");
-        let (words, found) = (self.words.address(), self.found.address());
-        let count = (self.words.len() / WORDS) as u32;
-        let arguments = [Argument::Pointer(words), Argument::U32(count), Argument::Pointer(found)];
+        assert!(part.start.is_multiple_of(WORDS) && part.end.is_multiple_of(WORDS), "{part:?} are whole loads");
+        assert!(part.start <= part.end && part.end <= self.words.len(), "{part:?} lies within the words");
+        let words = self.words.address().at(part.start * size_of::<u32>());
+        let count = (part.len() / WORDS) as u32;
+        let arguments = [Argument::Pointer(words), Argument::U32(count), Argument::Pointer(self.found.address())];
         let launch = Launch {
             kernel: Kernel::ReadStream,
             grid: [self.blocks, 1, 1],
@@ -55,13 +66,14 @@ impl<D: Device> Stream<D> {
             shared_bytes: 0,
             cooperative: false,
             arguments: &arguments,
-            bytes: self.words.len() * size_of::<u32>(),
+            bytes: part.len() * size_of::<u32>(),
         };
-        // SAFETY: memory begins at a multiple of 256 bytes and has `count` times four words; `found` has one for each block.
+        // SAFETY: a part begins at a multiple of 16 bytes and has `count` times four words, as was just asserted; `found` has one for
+        // each block.
         unsafe { device.launch(&launch) }
     }
 
-    /// The exclusive or of all words, from the last [`Stream::run`].
+    /// The exclusive or of the words that were read last.
     ///
     /// # Errors
     /// The device's.

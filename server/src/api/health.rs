@@ -1,4 +1,4 @@
-//! GET /health: 200 when a request would be taken, 503 with the reason otherwise.
+//! GET /health: 200 when a request would be taken, and whether its answer is the same in any company; 503 with the reason otherwise.
 
 use axum::Json;
 use axum::extract::State;
@@ -9,7 +9,7 @@ use crate::state::ServerState;
 
 pub(crate) async fn health(State(state): State<ServerState>) -> Response {
     match state.health() {
-        Ok(()) => Json(json!({ "status": "ok" })).into_response(),
+        Ok(served) => Json(json!({ "status": "ok", "deterministic": served.model.deterministic })).into_response(),
         Err(refusal) => {
             let mut body = refusal.to_json();
             body["status"] = body["error"]["code"].clone();

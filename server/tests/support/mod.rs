@@ -75,6 +75,7 @@ pub(crate) fn state_with(runner: StubRunner, config: EngineConfig, timeouts: Tim
         context_len,
         created_unix: 1_700_000_000,
         fingerprint: FINGERPRINT.to_owned(),
+        deterministic: true,
     });
     (state, engine)
 }

@@ -3,62 +3,94 @@
 use super::arm::{RANGE, Way};
 use super::{Cases, Shape};
 use crate::Error;
+use crate::gpu::forms;
 use crate::machine::afford;
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
 use taper_kernels::{
-    AttentionParams, AttentionScheme, BLOCK_SIZE, Backend, Cpu, HeadLayout, KvDtype, KvLayout, MatrixData, Rope,
-    RopeKind, SequenceSpan, Softmax, StepTables, UnifiedRange, WeightType,
+    AttentionParams, AttentionScheme, BLOCK_SIZE, Backend, HeadLayout, KvDtype, KvLayout, MatrixData, Rope, RopeKind,
+    SequenceSpan, Softmax, StepInputs, StepTables, UnifiedRange, WeightType,
 };
 
 /// Rows of a step that fills the cache.
 const FILL_ROWS: usize = 512;
 
 /// The layers and the step that is computed on them.
-pub(super) struct KvRing<'a> {
-    cpu: &'a Cpu,
+pub(super) struct KvRing<'a, B: Backend> {
+    backend: &'a B,
     shape: Shape,
     rows: usize,
     layout: KvLayout,
     ranges: Vec<UnifiedRange>,
-    cache: <Cpu as Backend>::KvCache,
-    qkv: <Cpu as Backend>::Buffer,
-    out: <Cpu as Backend>::Buffer,
+    cache: B::KvCache,
+    qkv: B::Buffer,
+    out: B::Buffer,
     step: StepTables,
+    /// Of the rows of the step; attention reads none.
+    tokens: Vec<u32>,
+    /// Layers of a lap, one call after the other.
+    lap: usize,
     next_layer: usize,
+    /// The first of the forms of this ring's laps.
+    form: u64,
 }
 
-impl<'a> KvRing<'a> {
-    pub(super) fn new(cpu: &'a Cpu, shape: Shape, cases: &Cases) -> Result<Self, Error> {
+/// Ways to compute attention, at most.
+const MAX_WAYS: usize = 16;
+
+impl<'a, B: Backend> KvRing<'a, B> {
+    /// Layers of at least so many bytes together, of which up to `lap` are attended to together.
+    pub(super) fn new(
+        backend: &'a B,
+        shape: Shape,
+        cases: &Cases,
+        (ring_bytes, lap): (usize, usize),
+    ) -> Result<Self, Error> {
         let HeadLayout { num_kv_heads, head_dim, .. } = shape.heads.0;
         let blocks_each = shape.len.div_ceil(BLOCK_SIZE);
         let num_blocks = shape.batch.saturating_mul(blocks_each);
         let layout = KvLayout { num_layers: 1, num_blocks, num_kv_heads, head_dim, dtype: cases.dtype };
-        let layer_bytes = cpu.kv_block_bytes(layout).saturating_mul(num_blocks);
-        let layout = KvLayout { num_layers: cases.ring_bytes.div_ceil(layer_bytes).max(1), ..layout };
+        let layer_bytes = backend.kv_block_bytes(layout).saturating_mul(num_blocks);
+        let num_layers = ring_bytes.div_ceil(layer_bytes.max(1)).max(1);
+        // Whole laps, so that one takes as long as another.
+        let lap = lap.min(num_layers);
+        let layout = KvLayout { num_layers: num_layers.next_multiple_of(lap), ..layout };
         let rows = cases.rows.min(shape.len);
         let buffer_rows = (shape.batch * rows).max(FILL_ROWS);
         let widths = shape.heads.0.qkv_width() + shape.heads.0.q_width();
-        afford(layer_bytes.saturating_mul(layout.num_layers).saturating_add(buffer_rows.saturating_mul(widths * 8)))?;
+        let bytes =
+            layer_bytes.saturating_mul(layout.num_layers).saturating_add(buffer_rows.saturating_mul(widths * 8));
+        match backend.free_bytes() {
+            Some(free) if bytes > free => return Err(Error::Memory { bytes }),
+            Some(_) => {}
+            None => afford(bytes)?,
+        }
         let mut ring = KvRing {
-            cpu,
+            backend,
             shape,
             rows,
             layout,
             ranges: vec![RANGE; num_kv_heads],
-            cache: cpu.kv_cache(layout)?,
-            qkv: values(cpu, buffer_rows, shape.heads.0.qkv_width())?,
-            out: cpu.buffer(buffer_rows, shape.heads.0.q_width())?,
+            cache: backend.kv_cache(layout)?,
+            qkv: values(backend, buffer_rows, shape.heads.0.qkv_width())?,
+            out: backend.buffer(buffer_rows, shape.heads.0.q_width())?,
             step: StepTables::default(),
+            tokens: Vec::new(),
+            lap,
             next_layer: 0,
+            form: forms(MAX_WAYS * layout.num_layers / lap),
         };
         ring.fill()?;
         ring.step = last_rows(shape, rows);
+        ring.tokens = vec![0; ring.step.num_rows()];
         Ok(ring)
     }
 
-    /// Writes all blocks of all layers, as if they were one sequence's: a place in the cache does not know whose it is.
+    /// Writes all blocks of all layers, as if they were one sequence's: a place in the cache does not know whose it is. The same few
+    /// rows are stored again and again, so what has memory of its own is told no more than where.
     fn fill(&mut self) -> Result<(), Error> {
         let rope = Rope { kind: RopeKind::HalfSplit, rotary_dim: 0, inv_freq: vec![], magnitude: 1.0 };
-        let angles = self.cpu.buffer(FILL_ROWS, 0)?;
+        let angles = self.backend.buffer(FILL_ROWS, 0)?;
         let num_slots = self.layout.num_blocks * BLOCK_SIZE;
         for start in (0..num_slots).step_by(FILL_ROWS) {
             let slots: Vec<u32> = (start..num_slots.min(start + FILL_ROWS)).map(|slot| slot as u32).collect();
@@ -73,7 +105,7 @@ impl<'a> KvRing<'a> {
             for layer in 0..self.layout.num_layers {
                 let online = (AttentionScheme::SplitKv, Softmax::Online);
                 let params = params(layer, self.shape.heads.0, online, &self.ranges);
-                self.cpu.rope_kv_store(&step, &rope, &angles, params, &mut self.qkv, &mut self.cache);
+                self.backend.rope_kv_store(&step, &rope, &angles, params, &mut self.qkv, &mut self.cache);
             }
         }
         Ok(())
@@ -81,20 +113,37 @@ impl<'a> KvRing<'a> {
 
     /// Rows and heads that were computed again so far.
     pub(super) fn recomputed(&self) -> u64 {
-        self.cpu.recomputed(&self.cache).iter().sum()
+        self.backend.recomputed(&self.cache).iter().sum()
     }
 
-    /// One call on the next layer.
-    pub(super) fn attend(&mut self, way: Way) {
-        let layer = self.next_layer;
-        self.next_layer = (layer + 1) % self.layout.num_layers;
-        let params = params(layer, self.shape.heads.0, way, &self.ranges);
-        self.cpu.attention(&self.step, params, &self.qkv, &self.cache, &mut self.out);
+    /// Calls of a lap.
+    pub(super) fn calls(&self) -> usize {
+        self.lap
+    }
+
+    /// Laps until all layers had their turn.
+    pub(super) fn laps(&self) -> usize {
+        self.layout.num_layers / self.lap
+    }
+
+    /// A lap: a call on each of the next layers. Laps of one way, which has a number, over the same layers are of one form.
+    pub(super) fn attend(&mut self, number: usize, way: Way) {
+        assert!(number < MAX_WAYS, "every way has forms of its own");
+        let form = self.form + (number * self.laps() + self.next_layer / self.lap) as u64;
+        let layers = self.next_layer..self.next_layer + self.lap;
+        self.next_layer = layers.end % self.layout.num_layers;
+        let KvRing { backend, qkv, cache, out, ranges, step, tokens, .. } = self;
+        let heads = self.shape.heads.0;
+        backend.step(StepInputs { tokens, tables: step, logit_rows: &[] }, Some(form), &mut |backend| {
+            for layer in layers.clone() {
+                backend.attention(step, params(layer, heads, way, ranges), qkv, cache, out);
+            }
+        });
     }
 
     /// Bytes of keys and values of all layers.
     pub(super) fn bytes(&self) -> usize {
-        self.cpu.kv_block_bytes(self.layout) * self.layout.num_blocks * self.layout.num_layers
+        self.backend.kv_block_bytes(self.layout) * self.layout.num_blocks * self.layout.num_layers
     }
 
     /// Bytes of the keys and values that a call reads.
@@ -113,9 +162,9 @@ impl<'a> KvRing<'a> {
         4.0 * (self.shape.batch * keys_seen * self.shape.heads.0.q_width()) as f64
     }
 
-    /// Bytes that a call computes in beside its operands.
-    pub(super) fn working_bytes(&self, way: Way) -> usize {
-        self.cpu.attention_working_bytes(&self.step, params(0, self.shape.heads.0, way, &self.ranges), &self.cache)
+    /// Bytes that a call computes in beside its operands, where the backend tells.
+    pub(super) fn working_bytes(&self, way: Way) -> Option<usize> {
+        self.backend.attention_working_bytes(&self.step, params(0, self.shape.heads.0, way, &self.ranges), &self.cache)
     }
 }
 
@@ -143,12 +192,13 @@ fn last_rows(shape: Shape, rows: usize) -> StepTables {
     step
 }
 
-/// Rows of numbers between -1 and 1. A backend's memory is its own; a table of weights is how values get there.
-fn values(cpu: &Cpu, rows: usize, cols: usize) -> Result<<Cpu as Backend>::Buffer, Error> {
-    let values = (0..FILL_ROWS * cols).map(|i| ((i * 7919) % 1000) as f32 / 500.0 - 1.0);
-    let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+/// Rows of seeded random numbers between -1 and 1. A backend's memory is its own; a table of weights is how values get there.
+fn values<B: Backend>(backend: &B, rows: usize, cols: usize) -> Result<B::Buffer, Error> {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
+    let bytes: Vec<u8> = (0..FILL_ROWS * cols).flat_map(|_| rng.random_range(-1.0_f32..1.0).to_le_bytes()).collect();
     let data = MatrixData { weight_type: WeightType::F32, rows: FILL_ROWS, cols, bytes: &bytes };
-    let mut buffer = cpu.buffer(rows, cols)?;
-    cpu.embed(&cpu.matrix(&[data])?, &(0..rows).map(|row| (row % FILL_ROWS) as u32).collect::<Vec<_>>(), &mut buffer);
+    let mut buffer = backend.buffer(rows, cols)?;
+    let tokens: Vec<u32> = (0..rows).map(|row| (row % FILL_ROWS) as u32).collect();
+    backend.embed(&backend.matrix(&[data])?, &tokens, &mut buffer);
     Ok(buffer)
 }

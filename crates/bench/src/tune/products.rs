@@ -1,23 +1,16 @@
-//! Timing the candidates of one shape. They take turns, so that a busy moment of the machine meets all of them; a cost is the
-//! median of turns. Those that fall behind are out early, and the time goes to the few that are close.
+//! Timing the candidates of one shape on the processor.
 
+use super::race::race;
 use super::{Cell, Effort};
 use crate::machine::afford;
 use crate::{Error, quantile};
+use std::convert::Infallible;
 use std::time::Instant;
 use taper_kernels::MatrixData;
 use taper_kernels::cpu::gemm::{Activations, Choice, Context, GemmScratch, PackedMatrix, Shape, gemm};
 use taper_kernels::cpu::isa::Isa;
 use taper_kernels::cpu::pool::Pool;
 
-/// After so many turns, candidates slower than the best by this factor are out; the last one holds from there on.
-const OUT: [f64; 3] = [1.5, 1.25, 1.12];
-/// Seconds of a turn that one busy moment does not double; nobody is out after a single turn that was shorter.
-const SURE: f64 = 0.01;
-/// A race that took so many seconds is over, once every candidate that keeps up has had [`FEWEST`] turns.
-const ENOUGH: f64 = 2.0;
-/// See [`ENOUGH`].
-const FEWEST: usize = 3;
 /// Bytes of distinct matrices that products walk through, more than a core's own caches.
 const RING_BYTES: usize = 64 << 20;
 
@@ -103,18 +96,9 @@ impl<'a> Products<'a> {
         if let Some(&arm) = arms.first() {
             self.turn(arm, rows, 0.0);
         }
-        let mut turns: Vec<Vec<f64>> = vec![Vec::new(); arms.len()];
-        let start = Instant::now();
-        for turn in 0..effort.turns.max(1) {
-            if turn >= FEWEST && start.elapsed().as_secs_f64() > ENOUGH {
-                break;
-            }
-            let is_in = survivors(arms, &turns, kept);
-            for index in (0..arms.len()).map(|index| (index + turn) % arms.len()).filter(|&index| is_in[index]) {
-                let seconds = self.turn(arms[index], rows, effort.turn_seconds);
-                turns[index].push(seconds);
-            }
-        }
+        let classes: Vec<Activations> = arms.iter().map(|&(activations, _)| activations).collect();
+        let turn = |index: usize| Ok::<f64, Infallible>(self.turn(arms[index], rows, effort.turn_seconds));
+        let Ok(turns) = race(&classes, effort.turns, kept, turn);
         turns
     }
 
@@ -139,24 +123,6 @@ impl<'a> Products<'a> {
 /// Whether the rounding of activations makes a difference to products with these weights.
 pub(super) fn has_classes(shape: Shape) -> bool {
     shape.weight_type.block_len() > 1
-}
-
-/// Which arms have another turn: those whose fastest turn so far is near the fastest of their rounding.
-fn survivors(arms: &[Arm], turns: &[Vec<f64>], kept: Option<usize>) -> Vec<bool> {
-    let fastest: Vec<f64> = turns.iter().map(|turns| turns.iter().copied().fold(f64::INFINITY, f64::min)).collect();
-    let best_of = |activations: Activations| {
-        let of_class = arms.iter().zip(&fastest).filter(|((other, _), _)| *other == activations);
-        of_class.map(|(_, &seconds)| seconds).fold(f64::INFINITY, f64::min)
-    };
-    let most_turns = turns.iter().map(Vec::len).max().unwrap_or(0);
-    let is_in = |index: usize| {
-        let done = turns[index].len();
-        // One that missed a turn is out for good.
-        let limit = |done: usize| OUT[(done - 1).min(OUT.len() - 1)];
-        let is_unsure = done == 0 || done == 1 && fastest[index] < SURE;
-        done == most_turns && (is_unsure || fastest[index] <= best_of(arms[index].0) * limit(done))
-    };
-    (0..arms.len()).map(|index| kept == Some(index) || is_in(index)).collect()
 }
 
 #[cfg(test)]
@@ -184,22 +150,5 @@ mod tests {
             }
             assert_eq!(cells[0].costs == cells[2].costs, weight_type == WeightType::BF16, "{weight_type:?}");
         }
-    }
-
-    #[test]
-    fn who_falls_behind_its_own_rounding_is_out_unless_it_is_kept() {
-        let choice = Choice::builtin(Isa::best(), 1);
-        let arms: Vec<Arm> = [0, 0, 0, 1].map(|class| (Activations::ALL[class], choice)).into();
-        let after = |turns: [&[f64]; 4], kept| survivors(&arms, &turns.map(<[f64]>::to_vec), kept);
-        assert_eq!(after([&[]; 4], None), [true; 4]);
-        assert_eq!(after([&[10.0], &[14.0], &[16.0], &[1.0]], None), [true, true, false, true]);
-        assert_eq!(after([&[10.0], &[14.0], &[16.0], &[1.0]], Some(2)), [true; 4]);
-        assert_eq!(
-            after([&[1e-4], &[3e-4], &[2e-2], &[1e-4]], None),
-            [true, true, false, true],
-            "short turns are unsure"
-        );
-        // Later the limit is tighter, a lucky turn counts, and nobody comes back.
-        assert_eq!(after([&[10.0, 11.0], &[14.0, 14.0], &[10.1], &[1.0, 9.0]], None), [true, false, false, true]);
     }
 }

@@ -1,7 +1,7 @@
 //! `taper calibrate` on the command line.
 
 use super::bench::ComputeArgs;
-use super::{ActivationsKind, AttentionKind, BackendKind, DeviceArgs, ModelArgs, SoftmaxKind};
+use super::{ActivationsKind, AttentionKind, BackendKind, Deterministic, DeviceArgs, ModelArgs, SoftmaxKind};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -35,6 +35,7 @@ impl CalibrateArgs {
         ModelArgs {
             model: self.model.clone(),
             device: self.device,
+            deterministic: Deterministic::On,
             threads: self.compute.threads,
             isa: self.compute.isa.clone(),
             activations: ActivationsKind::Full,

@@ -8,9 +8,8 @@ use std::str::FromStr;
 /// What computes, for every command that runs kernels.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct DeviceArgs {
-    /// What computes: auto, cpu, cuda (the first NVIDIA GPU) or cuda:N (GPU N, counted from 0). auto is the CPU. `tune`,
-    /// `bench attention` and `bench chat` do not compute on GPUs yet: they end with status 2 and say whether there is one that could
-    /// be used.
+    /// What computes: auto, cpu, cuda (the first NVIDIA GPU) or cuda:N (GPU N, counted from 0). auto is the CPU. `bench
+    /// chat` compares what processors alone have, roundings of activations: where it is told to use a GPU it ends with status 2.
     #[arg(long, value_name = "DEVICE", default_value_t = Device::Auto, env = "TAPER_DEVICE")]
     pub(crate) device: Device,
 }

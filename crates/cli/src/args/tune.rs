@@ -10,7 +10,7 @@ use taper_kernels::cpu::gemm::Shape;
 /// `taper tune`
 #[derive(Debug, Args)]
 #[command(
-    after_help = "For every matrix shape of the models (or every --shape) and 1 to 256 rows, each implementation of the product is timed, with activations rounded in either way; the fastest is remembered, for this processor and number of threads, beside the models, and used from the next start on. No choice changes an answer: all that can be taken belong to the numerics class that runs. Run it while the machine is idle; minutes for a model of 1B. --check then measures whether the choices are good: a figure never fails the command."
+    after_help = "For every matrix shape of the models (or every --shape) and 1 to 256 rows, each implementation of the product is timed, with activations rounded in either way; the fastest is remembered, for this processor and number of threads, beside the models, and used from the next start on. No choice changes an answer: all that can be taken belong to the numerics class that runs. Run it while the machine is idle; minutes for a model of 1B. --check then measures whether the choices are good: a figure never fails the command. On a GPU (--device cuda) what is timed is which kernel multiplies and in how many blocks, by the GPU's clock; what was found is for this GPU with its driver, there is one class, and --check is for the processor alone."
 )]
 pub(crate) struct TuneArgs {
     #[command(flatten)]

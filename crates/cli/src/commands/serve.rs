@@ -116,18 +116,30 @@ fn load(args: &ServeArgs, state: &ServerState) -> Result<EngineHandle> {
     if id != args.model.model {
         state.set_aliases(vec![args.model.model.clone()]);
     }
-    let fingerprint = fingerprint(numerics_class);
+    let deterministic = args.model.deterministic.is_on();
+    let fingerprint = fingerprint(numerics_class, deterministic);
     let served = engine.clone();
-    state.set_ready(ServedModel { id, tokenizer, template, engine, context_len, created_unix, fingerprint });
+    state.set_ready(ServedModel {
+        id,
+        tokenizer,
+        template,
+        engine,
+        context_len,
+        created_unix,
+        fingerprint,
+        deterministic,
+    });
     output::status(&ready);
     Ok(served)
 }
 
-/// Two servers of one fingerprint and one model give the same answer to the same seed.
-fn fingerprint(numerics_class: &str) -> String {
+/// Two servers of one fingerprint and one model give the same answer to the same seed, unless the fingerprint says that it may
+/// depend on what else was computed.
+fn fingerprint(numerics_class: &str, deterministic: bool) -> String {
+    let mode = if deterministic { "" } else { "-deterministic-off" };
     match env!("TAPER_COMMIT") {
-        "unknown" => format!("taper-{}-{numerics_class}", env!("CARGO_PKG_VERSION")),
-        commit => format!("taper-{}-{commit}-{numerics_class}", env!("CARGO_PKG_VERSION")),
+        "unknown" => format!("taper-{}-{numerics_class}{mode}", env!("CARGO_PKG_VERSION")),
+        commit => format!("taper-{}-{commit}-{numerics_class}{mode}", env!("CARGO_PKG_VERSION")),
     }
 }
 
@@ -185,8 +197,9 @@ mod tests {
     }
 
     #[test]
-    fn the_fingerprint_names_build_and_arithmetic() {
-        let fingerprint = fingerprint("a-class");
+    fn the_fingerprint_names_build_and_arithmetic_and_that_company_may_matter() {
+        assert_eq!(fingerprint("a-class", false), fingerprint("a-class", true) + "-deterministic-off");
+        let fingerprint = fingerprint("a-class", true);
         assert!(fingerprint.starts_with(concat!("taper-", env!("CARGO_PKG_VERSION"))), "{fingerprint}");
         assert!(fingerprint.ends_with("-a-class") && !fingerprint.contains("unknown"), "{fingerprint}");
     }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use taper_cuda_sim::{Schedule, Sim, differences};
 use taper_kernels::cuda::read::Stream;
 use taper_kernels::cuda::softmax::{SoftmaxForm, SoftmaxRows};
-use taper_kernels::cuda::{Cuda, Device, Kernel};
-use taper_kernels::{Backend, MatrixData, WeightType};
+use taper_kernels::cuda::{Cuda, Device, Kernel, TileChoice};
+use taper_kernels::{Backend, MatrixData, Norm, WeightType};
 
 fn schedules() -> impl Iterator<Item = Schedule> {
     (0..Schedule::COUNT).map(Schedule)
@@ -124,5 +124,59 @@ fn a_matrix_that_comes_in_pieces_has_all_of_its_rows() {
     for (&token, row) in tokens.iter().zip(values.chunks(cols)) {
         let expected = (0..cols).map(|col| u32::from(bits(token as usize, col)) << 16);
         assert!(row.iter().map(|x| x.to_bits()).eq(expected), "row {token}");
+    }
+}
+
+/// What `taper tune` may choose between decides no bit: neither of products alone nor of those that are joined with a norm, an
+/// addition or a gate.
+#[test]
+fn every_choice_of_a_launch_gives_the_same_bits() {
+    let cases = [
+        (WeightType::Q8_0, 96, 64, vec![1, 3, 9, 33]),
+        (WeightType::Q4_K, 64, 256, vec![2, 17]),
+        (WeightType::Q6_K, 64, 256, vec![1, 65]),
+        (WeightType::BF16, 100, 50, vec![5]),
+        // Staged whole by kernels of few rows, and in pieces by those of many.
+        (WeightType::Q4_0, 32, 2048, vec![3]),
+    ];
+    for (weight_type, outputs, cols, numbers) in cases {
+        let most = numbers.iter().copied().max().unwrap();
+        let mut cuda = Cuda::new(Arc::new(Sim::new(Schedule(1)))).unwrap();
+        let block = weight_type.row_bytes(cols).unwrap();
+        // Floats and scales of any size are ordinary numbers below 2, of both signs.
+        let bytes: Vec<u8> = (0..outputs * block).map(|i| ((i * 7919 + i / 256) % 251) as u8 & 0xbf).collect();
+        let matrix = cuda.matrix(&[MatrixData { weight_type, rows: outputs, cols, bytes: &bytes }]).unwrap();
+        let values: Vec<u8> =
+            (0..most * cols).flat_map(|i| (((i * 31) % 97) as f32 / 48.0 - 1.0).to_le_bytes()).collect();
+        let table = MatrixData { weight_type: WeightType::F32, rows: most, cols, bytes: &values };
+        let mut x = cuda.buffer(most, cols).unwrap();
+        let table = cuda.matrix(&[table]).unwrap();
+        cuda.embed(&table, &(0..most as u32).collect::<Vec<_>>(), &mut x);
+        let weight = cuda.vector(&vec![0.75; cols]).unwrap();
+        for &rows in &numbers {
+            let mut expected: Option<Vec<u32>> = None;
+            for choice in TileChoice::candidates(rows) {
+                cuda.force_choice(Some(choice));
+                let [mut out, mut joined, mut delta] = [(); 3].map(|()| cuda.buffer(rows, outputs).unwrap());
+                cuda.linear(rows, &x, &matrix, None, &mut out);
+                cuda.linear_add(rows, &x, &matrix, &mut delta, &mut joined);
+                let mut normed = cuda.buffer(rows, cols).unwrap();
+                let mut gated = cuda.buffer(rows, outputs / 2).unwrap();
+                let norm = Norm { x: &x, weight: &weight, eps: 1e-5, normed: &mut normed };
+                cuda.norm_linear_silu_mul(rows, norm, &matrix, &mut delta, &mut gated);
+                let bits = [(&out, outputs), (&joined, outputs), (&gated, outputs / 2)].map(|(buffer, width)| {
+                    let mut values = vec![0.0; rows * width];
+                    cuda.read_rows(buffer, 0..rows, &mut values);
+                    values.iter().map(|value: &f32| value.to_bits()).collect::<Vec<u32>>()
+                });
+                assert!(
+                    bits[0].iter().any(|&bits| f32::from_bits(bits) != 0.0),
+                    "{weight_type:?}: something is summed"
+                );
+                let bits = bits.concat();
+                let expected = expected.get_or_insert_with(|| bits.clone());
+                assert!(*expected == bits, "{weight_type:?} {outputs}x{cols}, {rows} rows: {choice:?} has other bits");
+            }
+        }
     }
 }

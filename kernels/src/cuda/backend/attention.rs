@@ -6,7 +6,7 @@ use super::kv_cache::{KvCache, stored};
 use super::tables::Addresses;
 use super::tensor_cores::Form;
 use super::{Cuda, Work, int, kind_of};
-use crate::cuda::device::{Argument, Device, DevicePtr};
+use crate::cuda::device::{Argument, Device, DeviceProperties, DevicePtr};
 use crate::cuda::error::DeviceError;
 use crate::cuda::kernels::Kernel;
 use crate::cuda::memory::Memory;
@@ -56,6 +56,16 @@ impl<D: Device> AttentionWork<D> {
     }
 }
 
+fn longest_context(step: &StepTables) -> usize {
+    step.spans.iter().map(|span| span.context_len).max().unwrap_or(0)
+}
+
+/// Scores of a row of the baseline, and how many rows have theirs in memory at once.
+fn scores_at_once(step: &StepTables, num_heads: usize) -> (usize, usize) {
+    let of_row = num_heads * longest_context(step);
+    (of_row, (MAX_SCORES / of_row.max(1)).clamp(1, step.num_rows().max(1)))
+}
+
 /// All scores of a row and head in memory, at most so many rows at once as have room.
 fn naive<D: Device>(cuda: &Cuda<D>, call: Call<'_, D>, out: &Buffer<D>) -> Result<(), DeviceError> {
     let Call { step, params, qkv, cache } = call;
@@ -65,9 +75,8 @@ fn naive<D: Device>(cuda: &Cuda<D>, call: Call<'_, D>, out: &Buffer<D>) -> Resul
     let mut work = cuda.work();
     let tables = work.tables.of(&cuda.device, step)?;
     let work = &mut work.attention;
-    let stride = step.spans.iter().map(|span| span.context_len).max().unwrap_or(0);
-    let (rows, of_row) = (step.num_rows(), num_heads * stride);
-    let rows_at_once = (MAX_SCORES / of_row.max(1)).clamp(1, rows.max(1));
+    let (rows, stride) = (step.num_rows(), longest_context(step));
+    let (of_row, rows_at_once) = scores_at_once(step, num_heads);
     grow(&mut work.scores, &cuda.device, "scores of a step", rows_at_once * of_row)?;
     let kernels = [Kernel::AttentionNaiveF16, Kernel::AttentionNaiveBf16, Kernel::AttentionNaiveF32];
     let kernel = stored(cache.layout.dtype).kernel(kernels);
@@ -146,6 +155,12 @@ impl Division {
             per_multiprocessor: form.resident.clamp(1, BLOCKS_PER_MULTIPROCESSOR),
         }
     }
+
+    /// Blocks of threads along the third axis, which share the keys of a row.
+    fn splits(&self, properties: &DeviceProperties, rows: usize) -> usize {
+        let wanted = self.per_multiprocessor * properties.multiprocessors as usize;
+        (wanted / (rows.div_ceil(self.tile_rows) * self.groups).max(1)).clamp(1, MAX_SPLITS)
+    }
 }
 
 /// What the kernels are told alike.
@@ -177,9 +192,8 @@ fn prepare<D: Device>(
     assert_eq!(qkv.cols(), params.heads.qkv_width(), "qkv holds the heads it is said to");
     assert_eq!(out.cols(), params.heads.q_width(), "one output element per query element");
     let tables = work.tables.of(device, step)?;
-    let &Division { groups, tile_rows, vectors, per_multiprocessor } = division;
-    let wanted = per_multiprocessor * device.properties().multiprocessors as usize;
-    let splits = (wanted / (rows.div_ceil(tile_rows) * groups).max(1)).clamp(1, MAX_SPLITS);
+    let &Division { groups, vectors, .. } = division;
+    let splits = division.splits(device.properties(), rows);
     let (mut states, mut tickets) = (DevicePtr(0), DevicePtr(0));
     if splits > 1 {
         let attention = &mut work.attention;
@@ -218,6 +232,28 @@ pub(super) fn attention<D: Device>(cuda: &Cuda<D>, call: Call<'_, D>, out: &mut 
     match call.form(cuda) {
         Some(form) => on_tensor_cores(cuda, call, &form, None, out),
         None => plain(cuda, call, out),
+    }
+}
+
+/// Bytes of scores, or of states and tickets where several blocks of threads share a row.
+pub(super) fn working_bytes<D: Device>(
+    cuda: &Cuda<D>,
+    step: &StepTables,
+    params: AttentionParams<'_>,
+    cache: &KvCache<D>,
+) -> usize {
+    let HeadLayout { num_heads, head_dim, .. } = params.heads;
+    if params.scheme == AttentionScheme::Naive {
+        let (of_row, rows_at_once) = scores_at_once(step, num_heads);
+        return of_row * rows_at_once * size_of::<f32>();
+    }
+    let properties = cuda.device.properties();
+    let form = Form::of(properties, params.heads, stored(cache.layout.dtype), step.has_one_row_each());
+    let division =
+        form.map_or_else(|| Division::plain(params.heads), |form| Division::on_tensor_cores(params.heads, &form));
+    match division.splits(properties, step.num_rows()) {
+        1 => 0,
+        splits => step.num_rows() * (division.vectors * splits * (head_dim + 2) + division.groups) * size_of::<f32>(),
     }
 }
 

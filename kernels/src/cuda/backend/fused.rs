@@ -3,6 +3,7 @@
 //! never joined: of many rows, the operations around a product are a small part.
 
 use super::buffer::{Buffer, Vector};
+use super::choice::TileChoice;
 use super::tiles::{PANEL, TiledType, shape};
 use super::warpgroups::{LEAST_ROWS, Warpgroups};
 use super::weights::{Matrix, PartView, RowKernels, Stored};
@@ -66,7 +67,7 @@ impl Product {
     /// x has `rows` rows of `cols` elements, the target as many of its stride, of which the part has `num_outputs` from `out` on; the
     /// weights of a norm are `cols`; `up` is null or, under the gate, as many rows in the part's layout; the bias is null or one
     /// element for each output.
-    unsafe fn launch<D: Device>(&self, cuda: &Cuda<D>, part: &PartView, up: Argument, to: &Target) {
+    unsafe fn launch<D: Device>(&self, cuda: &Cuda<D>, part: &PartView<'_>, up: Argument, to: &Target) {
         let passes = if self.epilogue == Epilogue::Add { 2 } else { 1 };
         let bytes = part.len + self.rows * (self.cols + passes * to.num_outputs) * FLOAT;
         let is_alone = self.norm.is_none() && self.epilogue == Epilogue::Store;
@@ -77,7 +78,10 @@ impl Product {
         // SAFETY: the caller's obligation; the part is in the layout of its kernels.
         unsafe {
             match part.stored {
-                Stored::Tiles(tiled, _) => self.with_tiles(cuda, tiled, (part.bytes, up), to, bytes),
+                Stored::Tiles(tiled, _) => {
+                    let choice = cuda.forced.unwrap_or_else(|| part.tile_choice(self.rows));
+                    self.with_tiles(cuda, (tiled, choice), (part.bytes, up), to, bytes);
+                }
                 Stored::Rows(kernels) if is_alone => {
                     self.with_rows(cuda, kernels, part.bytes, to, bytes);
                 }
@@ -91,7 +95,7 @@ impl Product {
     unsafe fn with_tiles<D: Device>(
         &self,
         cuda: &Cuda<D>,
-        tiled: TiledType,
+        (tiled, choice): (TiledType, TileChoice),
         (matrix, up): (Argument, Argument),
         to: &Target,
         bytes: usize,
@@ -99,7 +103,7 @@ impl Product {
         let &Product { rows, cols, x, norm, epilogue } = self;
         let (norm_weight, eps) = norm.unwrap_or((NULL, 0.0));
         let is_gated = epilogue == Epilogue::SiluMul;
-        let shape = shape(cuda.device.properties(), tiled, rows, (to.num_outputs, cols), is_gated);
+        let shape = shape(cuda.device.properties(), tiled, rows, (to.num_outputs, cols), is_gated, choice);
         let arguments = [
             x,
             matrix,
@@ -261,7 +265,7 @@ pub(super) fn norm_linear_silu_mul<D: Device>(
 }
 
 /// Where up begins behind `half` rows of gate: at a panel of its own, or an address that kernels can read from.
-fn up_of(part: &PartView, half: usize) -> Option<Argument> {
+fn up_of(part: &PartView<'_>, half: usize) -> Option<Argument> {
     let (is_there, bytes) = match part.stored {
         Stored::Tiles(_, panel_bytes) => (half.is_multiple_of(PANEL), half / PANEL * panel_bytes),
         Stored::Rows(_) => ((half * part.row_bytes).is_multiple_of(ALIGNMENT), half * part.row_bytes),

@@ -6,6 +6,7 @@
 
 mod attention;
 mod buffer;
+mod choice;
 mod constants;
 mod fused;
 mod graphs;
@@ -18,6 +19,7 @@ mod warpgroups;
 mod weights;
 
 pub use buffer::{Buffer, Vector};
+pub use choice::{TileChoice, TileTuning};
 pub use kv_cache::KvCache;
 pub use weights::Matrix;
 
@@ -46,17 +48,23 @@ pub struct Cuda<D: Device> {
     graphs: Arc<Mutex<Graphs<D>>>,
     /// Where there are such, and rows may have other bits in company.
     warpgroups: Option<Arc<Warpgroups<D>>>,
+    /// Measured choices of products, for matrices that are still to be made.
+    tuning: Arc<TileTuning>,
+    /// The choice of all products, whatever was measured.
+    forced: Option<TileChoice>,
 }
 
 /// Of the same device and the same working memory.
 impl<D: Device> Clone for Cuda<D> {
     fn clone(&self) -> Self {
-        let Cuda { device, work, graphs, warpgroups } = self;
+        let &Cuda { ref device, ref work, ref graphs, ref warpgroups, ref tuning, forced } = self;
         Cuda {
             device: Arc::clone(device),
             work: Arc::clone(work),
             graphs: Arc::clone(graphs),
             warpgroups: warpgroups.clone(),
+            tuning: Arc::clone(tuning),
+            forced,
         }
     }
 }
@@ -111,7 +119,8 @@ impl<D: Device> Cuda<D> {
             softmax_references: Constants::default(),
             recording: None,
         };
-        Ok(Cuda { device, work: Arc::new(Mutex::new(work)), graphs: Arc::default(), warpgroups: None })
+        let (graphs, warpgroups, tuning, forced) = (Arc::default(), None, Arc::default(), None);
+        Ok(Cuda { device, work: Arc::new(Mutex::new(work)), graphs, warpgroups, tuning, forced })
     }
 
     /// Whether a row of a product has the same bits whatever rows are computed with it, as it has at first. Without that, products of
@@ -135,6 +144,16 @@ impl<D: Device> Cuda<D> {
     /// Whether a row has the same bits whatever rows are computed with it.
     pub fn has_exact_rows(&self) -> bool {
         self.warpgroups.is_none()
+    }
+
+    /// Multiplies with matrices that are made from now on as was measured. It decides no bit.
+    pub fn with_tuning(self, tuning: TileTuning) -> Cuda<D> {
+        Cuda { tuning: Arc::new(tuning), ..self }
+    }
+
+    /// Launches every product with tiles in this way, or again as was measured; for measurements. It decides no bit.
+    pub fn force_choice(&mut self, choice: Option<TileChoice>) {
+        self.forced = choice;
     }
 
     /// The device.
@@ -453,6 +472,15 @@ impl<D: Device> Backend for Cuda<D> {
     ) {
         self.check(step, params.heads, cache.layout);
         done(attention::attention(self, Call { step, params, qkv, cache }, out));
+    }
+
+    fn attention_working_bytes(
+        &self,
+        step: &StepTables,
+        params: AttentionParams<'_>,
+        cache: &KvCache<D>,
+    ) -> Option<usize> {
+        Some(attention::working_bytes(self, step, params, cache))
     }
 
     fn observe_scores(

@@ -2,6 +2,7 @@
 //! the device, and how a product with them is launched (`kernels/cuda/gemm_mma.cu`).
 
 use super::buffer::zeros;
+use super::choice::{ROWS_OF_BLOCK, TileChoice};
 use super::{Cuda, int};
 use crate::WeightType;
 use crate::cuda::device::{Argument, Device, DeviceProperties};
@@ -30,9 +31,6 @@ pub(super) struct TiledType {
     /// Whether `gemm_wgmma.cu` has products with it.
     pub(super) has_warpgroups: bool,
 }
-
-/// Rows of a block of each kernel.
-const ROWS_OF_BLOCK: [usize; 4] = [8, 16, 32, 64];
 
 /// `tiled!(name)`: the kernels of a type.
 macro_rules! tiled {
@@ -169,24 +167,18 @@ const RESERVED_BYTES: usize = 1 << 10;
 
 /// The launch of a product of `rows` rows of `cols` with `num_outputs` outputs, or as many pairs of gate and up.
 ///
-/// The kernel is the one with the fewest rows a block that has them all: no bit depends on which, for each computes a row as if
-/// it were alone.
+/// No bit depends on the choice, for each kernel computes a row as if it were alone, and every block a panel.
 pub(super) fn shape(
     properties: &DeviceProperties,
     tiled: TiledType,
     rows: usize,
     (num_outputs, cols): (usize, usize),
     is_gated: bool,
+    TileChoice { rows_of_block, blocks_each }: TileChoice,
 ) -> Shape {
-    let index = ROWS_OF_BLOCK.iter().position(|&most| rows <= most).unwrap_or(ROWS_OF_BLOCK.len() - 1);
-    let rows_of_block = ROWS_OF_BLOCK[index];
+    let index = ROWS_OF_BLOCK.iter().position(|&of_block| of_block == rows_of_block).expect("choices are of kernels");
     let panels = num_outputs.div_ceil(PANEL);
     let together = if is_gated { 1 } else { panels_together(tiled, rows_of_block) };
-    let blocks_each = match rows {
-        0..=2 => 4,
-        3..=4 => 2,
-        _ => 1,
-    };
     let units = panels.div_ceil(together);
     let turns = units.div_ceil(blocks_each * properties.multiprocessors as usize).max(1);
 
@@ -222,7 +214,8 @@ mod tests {
             shared_bytes_per_block: kib << 10,
             l2_bytes: 0,
         };
-        shape(&properties, TiledType::of(weight_type, matrix.1).unwrap(), rows, matrix, is_gated)
+        let tiled = TiledType::of(weight_type, matrix.1).unwrap();
+        shape(&properties, tiled, rows, matrix, is_gated, TileChoice::builtin(rows))
     }
 
     #[test]

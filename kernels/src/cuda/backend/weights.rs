@@ -3,7 +3,9 @@
 
 use super::Cuda;
 use super::buffer::{to_error, zeros};
+use super::choice::{Crossings, TileChoice, choose};
 use super::tiles::{TiledType, make_tiles, panel_bytes};
+use crate::cpu::gemm::Shape;
 use crate::cuda::device::{Argument, Device};
 use crate::cuda::error::DeviceError;
 use crate::cuda::kernels::Kernel;
@@ -60,10 +62,12 @@ struct Part<D: Device> {
     rows: usize,
     row_bytes: usize,
     bytes: Memory<D, u8>,
+    /// Measured choices of its products.
+    crossings: Crossings,
 }
 
 /// A [`Part`] as launches want it.
-pub(super) struct PartView {
+pub(super) struct PartView<'a> {
     pub(super) stored: Stored,
     /// Its place among the rows of all parts.
     pub(super) first: usize,
@@ -73,9 +77,15 @@ pub(super) struct PartView {
     pub(super) bytes: Argument,
     /// Bytes that it has in memory.
     pub(super) len: usize,
+    crossings: &'a Crossings,
 }
 
-impl PartView {
+impl PartView<'_> {
+    /// How products of so many rows with its tiles are launched.
+    pub(super) fn tile_choice(&self, rows: usize) -> TileChoice {
+        choose(self.crossings, rows)
+    }
+
     /// The kernel that looks rows up, and how many columns a block of it has.
     pub(super) fn embed_kernel(&self) -> (Kernel, usize) {
         match self.stored {
@@ -113,24 +123,25 @@ impl<D: Device> Matrix<D> {
                 }
                 None => (Stored::Rows(RowKernels::of(weight_type, cols)), as_they_are(cuda, &file).map_err(to_error)?),
             };
-            Ok(Part { stored, rows, row_bytes, bytes })
+            let crossings = cuda.tuning.crossings(Shape { weight_type, outputs: rows, inputs: cols });
+            Ok(Part { stored, rows, row_bytes, bytes, crossings })
         };
         Ok(Matrix { parts: parts.map(part).collect::<Result<_, Error>>()?, cols })
     }
 
     /// The parts, in the order of their rows.
-    pub(super) fn parts(&self) -> impl Iterator<Item = PartView> {
+    pub(super) fn parts(&self) -> impl Iterator<Item = PartView<'_>> {
         let mut first = 0;
         self.parts.iter().map(move |part| {
-            let &Part { stored, rows, row_bytes, ref bytes } = part;
+            let &Part { stored, rows, row_bytes, ref bytes, ref crossings } = part;
             first += rows;
             let (len, bytes) = (bytes.len(), Argument::Pointer(bytes.address()));
-            PartView { stored, first: first - rows, rows, row_bytes, bytes, len }
+            PartView { stored, first: first - rows, rows, row_bytes, bytes, len, crossings }
         })
     }
 
     /// The whole matrix, if it has one part.
-    pub(super) fn only_part(&self) -> Option<PartView> {
+    pub(super) fn only_part(&self) -> Option<PartView<'_>> {
         self.parts().next().filter(|_| self.parts.len() == 1)
     }
 

@@ -1,16 +1,17 @@
 //! `taper bench attention`
 
-use super::{Bench, candle_driver, cpu, setup};
-use crate::args::BenchAttentionArgs;
+use super::{Bench, candle_driver, cpu, setup, setup_on};
+use crate::args::{BenchAttentionArgs, Device};
+use crate::device::open_gpu;
 use crate::output;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use std::time::Duration;
+use taper_bench::attention::{CpuMeter, GpuMeter};
 use taper_bench::candle::Candle;
 use taper_bench::{Effort, attention};
-use taper_kernels::Backend;
+use taper_kernels::{Backend, KvDtype};
 
 pub(crate) fn run(args: &BenchAttentionArgs) -> Result<()> {
-    let cpu = cpu(&args.compute)?;
     let cases = attention::Cases {
         heads: args.heads.clone(),
         batches: args.batch.iter().map(|&batch| batch as usize).collect(),
@@ -21,9 +22,27 @@ pub(crate) fn run(args: &BenchAttentionArgs) -> Result<()> {
         candle_keys: args.candle_keys,
         effort: Effort { samples: args.repeat, time: Duration::from_millis(args.time_ms) },
     };
-    let candle = candle(args, cpu.info().threads, &cases)?;
-    let mut bench = Bench::start(&args.output, setup(&cpu.info(), args.output.bandwidth_bytes()))?;
-    bench.add(attention::measure(&cpu, &cases, candle, &mut output::status)?);
+    let bytes = args.output.bandwidth_bytes();
+    let bench = match args.device.device {
+        Device::Cuda(index) => {
+            if cases.dtype == KvDtype::Q8_0 {
+                bail!("a GPU stores bfloat16 where Q8_0 is asked for: --kv bf16 measures that");
+            }
+            let gpu = open_gpu(index)?;
+            let mut bench = Bench::start(&args.output, setup_on(&gpu, bytes))?;
+            let mut meter = GpuMeter::new(&gpu, cases.ring_bytes)?;
+            bench.add(attention::measure((&gpu, &mut meter), &cases, None, &mut output::status)?);
+            bench
+        }
+        Device::Auto | Device::Cpu => {
+            let cpu = cpu(&args.compute)?;
+            let candle = candle(args, cpu.info().threads, &cases)?;
+            let mut bench = Bench::start(&args.output, setup(&cpu.info(), bytes))?;
+            let mut meter = CpuMeter::new(&cpu, cases.ring_bytes)?;
+            bench.add(attention::measure((&cpu, &mut meter), &cases, candle, &mut output::status)?);
+            bench
+        }
+    };
     bench.finish(|finished| attention::findings(&finished.records, finished.ceiling))
 }
 

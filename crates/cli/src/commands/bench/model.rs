@@ -137,6 +137,12 @@ impl Measure<'_> {
             AttentionKind::Naive => "naive",
         };
         let file = self.path.file_name().unwrap_or_default().to_string_lossy();
-        params([("model", file.into()), ("network", "taper".into()), ("attention", attention.into())])
+        let deterministic = self.args.model.deterministic.is_on();
+        params([
+            ("model", file.into()),
+            ("network", "taper".into()),
+            ("attention", attention.into()),
+            ("deterministic", deterministic.into()),
+        ])
     }
 }

@@ -1,0 +1,168 @@
+//! Timing the launches of products with one matrix on a GPU, by its own clock.
+//!
+//! Products walk a ring of matrices that the second-level cache does not hold, a lap at a time. The launches of a lap are recorded
+//! and replayed, as those of a model's steps are: what a launch takes on the host decides nothing. Timed are products alone;
+//! those that are joined with a norm, an addition or a gate are launched alike, and so are gate and up as one matrix of both.
+
+use super::race::race;
+use super::{Cell, Effort};
+use crate::gpu::{forms, ring_bytes, seconds};
+use crate::machine::afford;
+use crate::{Error, quantile};
+use taper_kernels::cpu::gemm::Shape;
+use taper_kernels::cuda::{Cuda, Device, TileChoice, TileTuning};
+use taper_kernels::{Backend, MatrixData, StepInputs, StepTables, WeightType};
+
+/// Most matrices of a ring.
+const MAX_MATRICES: usize = 256;
+
+/// Matrices of one shape, and rows to multiply with them.
+pub struct GpuProducts<D: Device> {
+    cuda: Cuda<D>,
+    shape: Shape,
+    ring: Vec<<Cuda<D> as Backend>::Matrix>,
+    x: <Cuda<D> as Backend>::Buffer,
+    out: <Cuda<D> as Backend>::Buffer,
+}
+
+impl<D: Device> GpuProducts<D> {
+    /// For products with up to `most_rows` rows.
+    ///
+    /// # Errors
+    /// When there is not enough memory for the matrices.
+    pub fn new(cuda: &Cuda<D>, shape: Shape, most_rows: usize) -> Result<GpuProducts<D>, Error> {
+        let Shape { weight_type, outputs, inputs } = shape;
+        let matrix_bytes = outputs.saturating_mul(weight_type.row_bytes(inputs).unwrap_or(0));
+        let count = ring_bytes(&**cuda.device(), 0).div_ceil(matrix_bytes.max(1)).clamp(1, MAX_MATRICES);
+        let activations_bytes = outputs.saturating_add(inputs).saturating_mul(most_rows).saturating_mul(8);
+        let bytes = matrix_bytes.saturating_mul(count).saturating_add(activations_bytes);
+        if cuda.free_bytes().is_some_and(|free| bytes > free) {
+            return Err(Error::Memory { bytes });
+        }
+        afford(matrix_bytes)?;
+        // As a float of any size these bytes are an ordinary number.
+        let bytes = vec![0x3c; matrix_bytes];
+        let data = MatrixData { weight_type, rows: outputs, cols: inputs, bytes: &bytes };
+        let ring = (0..count).map(|_| cuda.matrix(&[data])).collect::<Result<Vec<_>, _>>()?;
+        let mut x = cuda.buffer(most_rows, inputs)?;
+        let row: Vec<u8> = (0..inputs).flat_map(|i| ((i % 61) as f32 / 30.0 - 1.0).to_le_bytes()).collect();
+        let row = MatrixData { weight_type: WeightType::F32, rows: 1, cols: inputs, bytes: &row };
+        cuda.embed(&cuda.matrix(&[row])?, &vec![0; most_rows], &mut x);
+        Ok(GpuProducts { cuda: cuda.clone(), shape, ring, x, out: cuda.buffer(most_rows, outputs)? })
+    }
+
+    /// Measures all numbers of rows; `progress` is called after each cell.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn measure(
+        &mut self,
+        effort: &Effort,
+        progress: &mut dyn FnMut(&Cell<TileChoice>),
+    ) -> Result<Vec<Cell<TileChoice>>, Error> {
+        let mut cells = Vec::new();
+        for &rows in &effort.rows {
+            let candidates = TileChoice::candidates(rows);
+            let first_form = forms(candidates.len());
+            // A lap runs as it comes, is recorded, and is replayed from then on: only that is what is timed.
+            for (form, &choice) in (first_form..).zip(&candidates) {
+                (0..2).for_each(|_| self.lap(form, choice, rows));
+            }
+            let turns = race(&vec![(); candidates.len()], effort.turns, None, |index| {
+                let device = self.cuda.device().clone();
+                let lap = seconds(&*device, &mut || {
+                    self.lap(first_form + index as u64, candidates[index], rows);
+                    Ok(())
+                })?;
+                Ok::<f64, Error>(lap / self.ring.len() as f64)
+            })?;
+            let costs = candidates.into_iter().zip(turns.iter().map(|turns| quantile(turns, 0.5))).collect();
+            let cell = Cell { shape: self.shape, activations: (), rows, costs };
+            progress(&cell);
+            cells.push(cell);
+        }
+        Ok(cells)
+    }
+
+    /// A product with each matrix.
+    fn lap(&mut self, form: u64, choice: TileChoice, rows: usize) {
+        let GpuProducts { cuda, ring, x, out, .. } = self;
+        cuda.force_choice(Some(choice));
+        // A step of no sequences: products are told of none.
+        let tables = StepTables::default();
+        let inputs = StepInputs { tokens: &[], tables: &tables, logit_rows: &[] };
+        cuda.step(inputs, Some(form), &mut |cuda| {
+            for matrix in ring.iter() {
+                cuda.linear(rows, x, matrix, None, out);
+            }
+        });
+    }
+}
+
+/// The choices of all cells.
+pub fn tile_tuning(cells: &[Cell<TileChoice>]) -> TileTuning {
+    let mut tuning = TileTuning::default();
+    let mut last = None;
+    for cell in cells {
+        let now = (cell.shape, cell.choice());
+        if last != Some(now) {
+            tuning.set(cell.shape, cell.rows, cell.choice());
+        }
+        last = Some(now);
+    }
+    tuning
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::tests::recorder;
+    use std::sync::Arc;
+    use taper_kernels::cuda::Kernel;
+
+    const SHAPE: Shape = Shape { weight_type: WeightType::Q4_0, outputs: 48, inputs: 64 };
+
+    #[test]
+    fn every_candidate_is_launched_and_has_a_cost() {
+        let cuda = Cuda::new(Arc::new(recorder())).unwrap();
+        let effort = Effort { rows: vec![1, 9], turns: 2, turn_seconds: 0.0 };
+        let mut products = GpuProducts::new(&cuda, SHAPE, 9).unwrap();
+        cuda.device().take();
+        let mut seen = 0;
+        let cells = products.measure(&effort, &mut |_| seen += 1).unwrap();
+        assert_eq!((cells.iter().map(|cell| cell.rows).collect::<Vec<_>>(), seen), (vec![1, 9], 2));
+        for cell in &cells {
+            let choices: Vec<TileChoice> = cell.costs.iter().map(|&(choice, _)| choice).collect();
+            assert_eq!(choices, TileChoice::candidates(cell.rows));
+        }
+        let launches = cuda.device().take();
+        for kernel in [Kernel::GemmMmaQ4_0R8, Kernel::GemmMmaQ4_0R16, Kernel::GemmMmaQ4_0R32, Kernel::GemmMmaQ4_0R64] {
+            assert!(launches.iter().any(|launch| launch.kernel == kernel), "{kernel:?}");
+        }
+    }
+
+    #[test]
+    fn only_crossings_are_kept_and_products_take_them() {
+        let [few, many] = ["r8 x4", "r16 x2"].map(|name| TileChoice::parse(name).unwrap());
+        let cell = |rows, costs: [f64; 2]| Cell {
+            shape: SHAPE,
+            activations: (),
+            rows,
+            costs: [few, many].into_iter().zip(costs).collect(),
+        };
+        let tuning = tile_tuning(&[cell(1, [1.0, 2.0]), cell(2, [1.0, 2.0]), cell(3, [2.0, 1.0]), cell(4, [2.0, 1.0])]);
+        assert_eq!([1, 2, 3, 100].map(|rows| tuning.choice(SHAPE, rows)), [few, few, many, many]);
+
+        let cuda = Cuda::new(Arc::new(recorder())).unwrap().with_tuning(tuning);
+        let bytes = vec![0; 48 * 36];
+        let data = MatrixData { weight_type: SHAPE.weight_type, rows: 48, cols: 64, bytes: &bytes };
+        let (matrix, x) = (cuda.matrix(&[data]).unwrap(), cuda.buffer(4, 64).unwrap());
+        let mut out = cuda.buffer(4, 48).unwrap();
+        cuda.device().take();
+        for rows in [2, 4] {
+            cuda.linear(rows, &x, &matrix, None, &mut out);
+        }
+        let kernels: Vec<Kernel> = cuda.device().take().iter().map(|launch| launch.kernel).collect();
+        assert_eq!(kernels, [Kernel::GemmMmaQ4_0R8, Kernel::GemmMmaQ4_0R16]);
+    }
+}

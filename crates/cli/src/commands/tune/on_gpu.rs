@@ -1,0 +1,89 @@
+//! `taper tune --device cuda`: which launch of each product is fastest on a GPU.
+
+use super::{line_of, measured, of_class, reset, shapes_by, summed};
+use crate::args::TuneArgs;
+use crate::commands::list;
+use crate::device::open_gpu;
+use crate::output;
+use crate::tune_file::{Subject, TuneFile};
+use anyhow::{Result, bail};
+use comfy_table::CellAlignment;
+use std::path::Path;
+use taper_bench::tune::{Cell, Effort, GpuProducts, shape_name};
+use taper_kernels::cuda::{Cuda, Driver, NUMERICS_CLASS, TileChoice};
+
+pub(super) fn run(args: &TuneArgs, index: usize) -> Result<()> {
+    if args.check {
+        bail!(
+            "--check judges choices of the processor: a GPU's are shown by `taper tune --device cuda:{index} --explain`"
+        );
+    }
+    let gpu = open_gpu(index)?;
+    let of = Subject::of_gpu(&gpu, index)?;
+    let path = of.path()?;
+    if args.reset {
+        reset(args, &of, &path)
+    } else if args.explain {
+        let (_, cells) = measured(args, &of, &path)?;
+        explain(&cells)
+    } else {
+        measure(args, (&gpu, &of), &path)
+    }
+}
+
+fn measure(args: &TuneArgs, (gpu, of): (&Cuda<Driver>, &Subject), path: &Path) -> Result<()> {
+    let mut shapes = shapes_by(args, &taper_models::part_shapes)?;
+    shapes.retain(|&shape| {
+        let has_choice = TileChoice::is_of(shape);
+        if !has_choice {
+            output::status(&format!("{} is left out: there is one way to multiply with it", shape_name(shape)));
+        }
+        has_choice
+    });
+    // As it is, so that a file that cannot be written is told before minutes of measuring.
+    let mut file = TuneFile::update::<TileChoice>(path, of, &[])?;
+    let effort = Effort::default();
+    let effort = Effort { turns: args.repeat.unwrap_or(effort.turns), ..effort };
+    let most_rows = effort.rows.iter().copied().max().unwrap_or(1);
+    for (index, &shape) in shapes.iter().enumerate() {
+        output::status(&format!("{} of {}: {}", index + 1, shapes.len(), shape_name(shape)));
+        let mut products = GpuProducts::new(gpu, shape, most_rows)?;
+        let cells = products.measure(&effort, &mut |cell| output::status(&line_of(cell, "")))?;
+        // Kept shape by shape: who interrupts loses the one in progress.
+        file = TuneFile::update(path, of, &cells)?;
+    }
+    let is_new = |cell: &Cell<TileChoice>| shapes.contains(&cell.shape);
+    let cells: Vec<Cell<TileChoice>> = file.cells().into_iter().filter(is_new).collect();
+    output::line(&summed(&shapes))?;
+    output::line(&of_class(&cells, ()))?;
+    output::status(&format!("written to {}; `{} --explain` shows every cost", path.display(), of.command));
+    Ok(())
+}
+
+fn explain(cells: &[Cell<TileChoice>]) -> Result<()> {
+    let mut table = list::table(&["shape", "rows", "choice", "us", "alternatives, us"]);
+    for column in [1, 3] {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    for cell in cells {
+        let choice = cell.choice();
+        let mut others: Vec<_> = cell.costs.iter().filter(|(other, _)| *other != choice).collect();
+        others.sort_by(|a, b| a.1.total_cmp(&b.1));
+        let others: Vec<String> =
+            others.iter().map(|(other, cost)| format!("{} {:.1}", other.name(), cost * 1e6)).collect();
+        table.add_row([
+            shape_name(cell.shape),
+            cell.rows.to_string(),
+            choice.name(),
+            format!("{:.1}", cell.cost(choice).unwrap_or(f64::NAN) * 1e6),
+            others.join(", "),
+        ]);
+    }
+    output::line(&table.trim_fmt())?;
+    output::line(&format!(
+        "choices: rows of a block of threads, and blocks for each multiprocessor; all of class {NUMERICS_CLASS}, so all give the \
+         same bits"
+    ))
+}
