@@ -63,10 +63,13 @@ pub(crate) fn bytes_per_token(checkpoint: &Checkpoint, config: &ModelConfig) -> 
     checkpoint.tensors().filter(is_read).map(|tensor| tensor.bytes.len()).sum()
 }
 
-/// Type, outputs and inputs of every matrix that a step multiplies with, stacked as they are when loaded (a stack of parts
+/// Type, outputs and inputs of a matrix.
+pub type MatrixShape = (WeightType, usize, usize);
+
+/// Those of every matrix that a step multiplies with, stacked as they are when loaded (a stack of parts
 /// that differ in type counts as its first).
-pub fn matrix_shapes(checkpoint: &Checkpoint) -> Result<Vec<(WeightType, usize, usize)>, Error> {
-    let whole = |parts: Vec<(WeightType, usize, usize)>| {
+pub fn matrix_shapes(checkpoint: &Checkpoint) -> Result<Vec<MatrixShape>, Error> {
+    let whole = |parts: Vec<MatrixShape>| {
         let outputs = parts.iter().map(|&(_, outputs, _)| outputs).sum();
         parts.first().map(|&(weight_type, _, inputs)| (weight_type, outputs, inputs))
     };
@@ -74,16 +77,16 @@ pub fn matrix_shapes(checkpoint: &Checkpoint) -> Result<Vec<(WeightType, usize, 
 }
 
 /// The same of every run of parts of one type: a GPU multiplies with each in a launch of its own.
-pub fn part_shapes(checkpoint: &Checkpoint) -> Result<Vec<(WeightType, usize, usize)>, Error> {
-    let runs = |parts: Vec<(WeightType, usize, usize)>| {
-        let of_run = |run: &[(WeightType, usize, usize)]| (run[0].0, run.iter().map(|part| part.1).sum(), run[0].2);
+pub fn part_shapes(checkpoint: &Checkpoint) -> Result<Vec<MatrixShape>, Error> {
+    let runs = |parts: Vec<MatrixShape>| {
+        let of_run = |run: &[MatrixShape]| (run[0].0, run.iter().map(|part| part.1).sum(), run[0].2);
         parts.chunk_by(|one, next| one.0 == next.0).map(of_run).collect::<Vec<_>>()
     };
     Ok(stacked_shapes(checkpoint)?.into_iter().flat_map(runs).collect())
 }
 
 /// The shapes of the parts of each of these matrices.
-fn stacked_shapes(checkpoint: &Checkpoint) -> Result<Vec<Vec<(WeightType, usize, usize)>>, Error> {
+fn stacked_shapes(checkpoint: &Checkpoint) -> Result<Vec<Vec<MatrixShape>>, Error> {
     let config = ModelConfig::from_checkpoint(checkpoint)?;
     let head = if config.tied { EMBEDDING } else { HEAD };
     let layers = (0..config.num_layers).flat_map(|layer| stacks(layer).into_iter());

@@ -23,7 +23,8 @@ mod release;
 pub mod softmax;
 
 pub use backend::{
-    Buffer, Cuda, KvCache, Matrix, NUMERICS_CLASS, NUMERICS_CLASS_BY_ROWS, TileChoice, TileTuning, Vector, activation_bits,
+    Buffer, Cuda, KvCache, Matrix, NUMERICS_CLASS, NUMERICS_CLASS_BY_ROWS, TileChoice, TileTuning, Vector,
+    activation_bits,
 };
 pub use device::{Argument, Device, DeviceProperties, DevicePtr, Launch, MAX_ARGUMENTS};
 pub use driver::{Driver, DriverEvent, DriverGraph};

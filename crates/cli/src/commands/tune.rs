@@ -20,7 +20,7 @@ use taper_checkpoint::Checkpoint;
 use taper_kernels::cpu::gemm::{Activations, Choice, Shape};
 use taper_kernels::cpu::isa::Isa;
 use taper_kernels::cpu::pool::Pool;
-use taper_kernels::{Backend, BackendInfo, WeightType};
+use taper_kernels::{Backend, BackendInfo};
 
 pub(crate) fn run(args: &TuneArgs) -> Result<()> {
     if let Device::Cuda(index) = args.device.device {
@@ -135,7 +135,7 @@ fn shapes(args: &TuneArgs) -> Result<Vec<Shape>> {
     shapes_by(args, &taper_models::matrix_shapes)
 }
 
-type ShapesOf<'a> = &'a dyn Fn(&Checkpoint) -> Result<Vec<(WeightType, usize, usize)>, taper_models::Error>;
+type ShapesOf<'a> = &'a dyn Fn(&Checkpoint) -> Result<Vec<taper_models::MatrixShape>, taper_models::Error>;
 
 /// The same, where a model's matrices have these.
 fn shapes_by(args: &TuneArgs, shapes_of: ShapesOf<'_>) -> Result<Vec<Shape>> {

@@ -253,11 +253,11 @@ unsafe fn word_sums<F: Quantized, W: Weights, const ROWS: usize, const RUN: usiz
         let even = [_mm256_and_si256(w[0], even), _mm256_and_si256(w[1], even)];
         let odd = [_mm256_srli_epi16::<8>(w[0]), _mm256_srli_epi16::<8>(w[1])];
         for (parity, w) in [even, odd].iter().enumerate() {
-            for row in 0..ROWS {
+            for (row, sums) in sums.iter_mut().enumerate() {
                 // SAFETY: a row has eight pairs of either parity.
                 let x = unsafe { _mm256_set1_epi32(x.add(row).cast::<i32>().add(8 * parity + g).read()) };
-                for half in 0..2 {
-                    sums[row][half] = in_order(_mm256_add_epi32(sums[row][half], _mm256_madd_epi16(w[half], x)));
+                for (sum, w) in sums.iter_mut().zip(w) {
+                    *sum = in_order(_mm256_add_epi32(*sum, _mm256_madd_epi16(*w, x)));
                 }
             }
         }
