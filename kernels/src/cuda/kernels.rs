@@ -71,16 +71,6 @@ kernels! {
     Add = c"add", "ppi";
     /// A block of the KV cache, all layers.
     CopyKvBlock = c"copy_kv_block", "puuii";
-    /// A product of a few rows with a matrix of f32.
-    GemvF32 = c"gemv_f32", "ppppiiii";
-    /// A product of a few rows with a matrix of f16.
-    GemvF16 = c"gemv_f16", "ppppiiii";
-    /// A product of a few rows with a matrix of bf16.
-    GemvBf16 = c"gemv_bf16", "ppppiiii";
-    /// A product of a few rows with a matrix of q2_k.
-    GemvQ2K = c"gemv_q2_k", "ppppiiii";
-    /// A product of a few rows with a matrix of q3_k.
-    GemvQ3K = c"gemv_q3_k", "ppppiiii";
     /// Attention with all scores of a row in memory, over a cache of bf16: the baseline.
     AttentionNaiveBf16 = c"attention_naive_bf16", "pppppppiiiif";
     /// Attention with all scores of a row in memory, over a cache of f16: the baseline.
@@ -100,16 +90,16 @@ kernels! {
     /// Attention by multiply-adds over a cache of f32.
     AttentionPlainF32 = c"attention_plain_f32", "ppppppppppiiifi";
 
-    /// A product with a matrix of f32, joined with a norm before it and an addition or a gate after it.
-    GemvFusedF32 = c"gemv_fused_f32", "ppppppiiiifi";
-    /// A product with a matrix of f16, joined with a norm before it and an addition or a gate after it.
-    GemvFusedF16 = c"gemv_fused_f16", "ppppppiiiifi";
-    /// A product with a matrix of bf16, joined with a norm before it and an addition or a gate after it.
-    GemvFusedBf16 = c"gemv_fused_bf16", "ppppppiiiifi";
-    /// A product with a matrix of q2_k, joined with a norm before it and an addition or a gate after it.
-    GemvFusedQ2K = c"gemv_fused_q2_k", "ppppppiiiifi";
-    /// A product with a matrix of q3_k, joined with a norm before it and an addition or a gate after it.
-    GemvFusedQ3K = c"gemv_fused_q3_k", "ppppppiiiifi";
+    /// A product with a matrix of f32, alone or joined with a norm before it and an addition or a gate after it.
+    GemvF32 = c"gemv_f32", "ppppppiiiifi";
+    /// A product with a matrix of f16, alone or joined with a norm before it and an addition or a gate after it.
+    GemvF16 = c"gemv_f16", "ppppppiiiifi";
+    /// A product with a matrix of bf16, alone or joined with a norm before it and an addition or a gate after it.
+    GemvBf16 = c"gemv_bf16", "ppppppiiiifi";
+    /// A product with a matrix of q2_k, alone or joined with a norm before it and an addition or a gate after it.
+    GemvQ2K = c"gemv_q2_k", "ppppppiiiifi";
+    /// A product with a matrix of q3_k, alone or joined with a norm before it and an addition or a gate after it.
+    GemvQ3K = c"gemv_q3_k", "ppppppiiiifi";
     /// Rotation, store and attention of rows of different sequences, over a cache of bf16.
     AttentionDecodeBf16 = c"attention_decode_bf16", "pppppppppppppiiiiiffi";
     /// Rotation, store and attention of rows of different sequences, over a cache of f16.
@@ -271,7 +261,7 @@ impl Kernel {
     /// Whether it waits by itself for what the kernel before it wrote (`wait_for_previous` in `kernels/cuda/ptx.cuh`), and so may
     /// begin before that one has ended.
     pub fn waits_for_previous(self) -> bool {
-        const FILES: [&[u8]; 4] = [b"gemv_fused_", b"gemm_mma_", b"attention_decode_", b"attention_mma_"];
+        const FILES: [&[u8]; 4] = [b"gemv_", b"gemm_mma_", b"attention_decode_", b"attention_mma_"];
         FILES.iter().any(|file| self.name().to_bytes().starts_with(file))
     }
 }

@@ -1,5 +1,5 @@
 //! Products, alone and joined with the norm before them and the addition or gate after them, to the bits of the operations one by
-//! one: with tiles by `kernels/cuda/gemm_mma.cu`, with a file's rows by `gemv.cu` and `gemv_fused.cu`. What goes to warpgroups is
+//! one: with tiles by `kernels/cuda/gemm_mma.cu`, with a file's rows by `gemv.cu`. What goes to warpgroups is
 //! never joined: of many rows, the operations around a product are a small part.
 
 use super::buffer::{Buffer, Vector};
@@ -82,10 +82,7 @@ impl Product {
                     let choice = cuda.forced.unwrap_or_else(|| part.tile_choice(self.rows));
                     self.with_tiles(cuda, (tiled, choice), (part.bytes, up), to, bytes);
                 }
-                Stored::Rows(kernels) if is_alone => {
-                    self.with_rows(cuda, kernels, part.bytes, to, bytes);
-                }
-                Stored::Rows(kernels) => self.joined_with_rows(cuda, kernels, (part.bytes, up), to, bytes),
+                Stored::Rows(kernels) => self.with_rows(cuda, kernels, (part.bytes, up), to, bytes),
             }
         }
     }
@@ -130,24 +127,6 @@ impl Product {
         &self,
         cuda: &Cuda<D>,
         kernels: RowKernels,
-        matrix: Argument,
-        to: &Target,
-        bytes: usize,
-    ) {
-        let &Product { rows, cols, x, .. } = self;
-        let &Target { num_outputs, bias, out, out_stride } = to;
-        let arguments = [x, matrix, bias, out, int(rows), int(num_outputs), int(cols), int(out_stride)];
-        let grid = [num_outputs.div_ceil(16), rows.div_ceil(4), 1];
-        // SAFETY: the caller's obligation; weights are aligned to 256 bytes.
-        unsafe { cuda.launch(kernels.gemv, grid, 256, &arguments, bytes) };
-    }
-
-    /// # Safety
-    /// As [`Product::launch`], with a file's rows.
-    unsafe fn joined_with_rows<D: Device>(
-        &self,
-        cuda: &Cuda<D>,
-        kernels: RowKernels,
         (matrix, up): (Argument, Argument),
         to: &Target,
         bytes: usize,
@@ -172,7 +151,7 @@ impl Product {
         let is_gated = epilogue == Epilogue::SiluMul;
         let grid = [num_outputs.div_ceil(if is_gated { 8 } else { 16 }), rows.div_ceil(4), 1];
         // SAFETY: the caller's obligation; weights are aligned to 256 bytes, `up` as its maker has made sure.
-        unsafe { cuda.launch(kernels.gemv_fused, grid, 256, &arguments, bytes) };
+        unsafe { cuda.launch(kernels.gemv, grid, 256, &arguments, bytes) };
     }
 
     /// All parts of a matrix, side by side.

@@ -25,7 +25,6 @@ pub(super) enum Stored {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowKernels {
     pub(super) gemv: Kernel,
-    pub(super) gemv_fused: Kernel,
     embed: Kernel,
 }
 
@@ -33,12 +32,12 @@ impl RowKernels {
     /// Of what [`TiledType::of`] has no tiles for: types that never have them, float types with an odd number of columns, and any
     /// type without columns. Blocks of the other types have an even number of elements, and their rows are whole blocks.
     fn of(weight_type: WeightType, cols: usize) -> RowKernels {
-        let (gemv, gemv_fused, embed) = match weight_type {
-            WeightType::F32 => (Kernel::GemvF32, Kernel::GemvFusedF32, Kernel::EmbedF32),
-            WeightType::F16 => (Kernel::GemvF16, Kernel::GemvFusedF16, Kernel::EmbedF16),
-            WeightType::BF16 => (Kernel::GemvBf16, Kernel::GemvFusedBf16, Kernel::EmbedBf16),
-            WeightType::Q2_K => (Kernel::GemvQ2K, Kernel::GemvFusedQ2K, Kernel::EmbedQ2K),
-            WeightType::Q3_K => (Kernel::GemvQ3K, Kernel::GemvFusedQ3K, Kernel::EmbedQ3K),
+        let (gemv, embed) = match weight_type {
+            WeightType::F32 => (Kernel::GemvF32, Kernel::EmbedF32),
+            WeightType::F16 => (Kernel::GemvF16, Kernel::EmbedF16),
+            WeightType::BF16 => (Kernel::GemvBf16, Kernel::EmbedBf16),
+            WeightType::Q2_K => (Kernel::GemvQ2K, Kernel::EmbedQ2K),
+            WeightType::Q3_K => (Kernel::GemvQ3K, Kernel::EmbedQ3K),
             WeightType::Q4_0
             | WeightType::Q4_1
             | WeightType::Q5_0
@@ -52,7 +51,7 @@ impl RowKernels {
                 return RowKernels::of(WeightType::F32, cols);
             }
         };
-        RowKernels { gemv, gemv_fused, embed }
+        RowKernels { gemv, embed }
     }
 }
 
