@@ -34,8 +34,12 @@ impl Check {
 pub fn run<B: Backend>(backend: &B, done: &mut dyn FnMut(Check)) -> Result<(), Error> {
     for weight_type in WeightType::ALL {
         for rows in [1, 3, 8, 50] {
-            done(linear(backend, weight_type, rows)?);
+            done(linear(backend, weight_type, rows, SHAPE)?);
         }
+    }
+    // Sums that a GPU may divide among several blocks of threads, and rows for each of its kernels.
+    for rows in [16, 17, 40, 128, 200] {
+        done(linear(backend, WeightType::BF16, rows, LONG_SHAPE)?);
     }
     for check in [norms(backend)?, qk_norm(backend)?, silu_mul(backend)?, additions(backend)?] {
         done(check);
@@ -47,6 +51,10 @@ pub fn run<B: Backend>(backend: &B, done: &mut dyn FnMut(Check)) -> Result<(), E
     }
     Ok(())
 }
+
+/// Outputs and inputs of products.
+const SHAPE: (usize, usize) = (100, 512);
+const LONG_SHAPE: (usize, usize) = (200, 1056);
 
 const RANGES: [UnifiedRange; 2] = [UnifiedRange { phi: 0, a: -80.0, b: 80.0 }; 2];
 
@@ -97,8 +105,12 @@ fn download<B: Backend>(backend: &B, buffer: &B::Buffer, rows: usize, cols: usiz
     values
 }
 
-fn linear<B: Backend>(backend: &B, weight_type: WeightType, rows: usize) -> Result<Check, Error> {
-    let (outputs, inputs) = (100, 512);
+fn linear<B: Backend>(
+    backend: &B,
+    weight_type: WeightType,
+    rows: usize,
+    (outputs, inputs): (usize, usize),
+) -> Result<Check, Error> {
     let mut random = Random::new(1);
     let bytes = random_matrix(&mut random, weight_type, outputs, inputs);
     let (x, bias) = (random.normals(rows * inputs), random.normals(outputs));
@@ -238,7 +250,7 @@ mod tests {
                 run(&cpu.clone().with_activations(activations), &mut done).unwrap();
             }
         }
-        assert_eq!(count, (WeightType::ALL.len() * 4 + 4 + 16) * (1 + 2 * Isa::available().len()));
+        assert_eq!(count, (WeightType::ALL.len() * 4 + 5 + 4 + 16) * (1 + 2 * Isa::available().len()));
     }
 
     #[test]

@@ -79,18 +79,22 @@ impl<D: Device> PlainReads<D> {
         Ok(PlainReads { stream: filled(device, ring_bytes)?, next: 0 })
     }
 
-    /// Reads the next so many bytes, the whole ring at most.
+    /// Reads the next so many bytes, the ring again and again where it is smaller.
     pub(crate) fn read(&mut self, device: &D, bytes: f64) -> Result<(), Error> {
         /// Words of one load.
         const WORDS: usize = 4;
         let all = self.stream.words().len();
-        let len = ((bytes / size_of::<u32>() as f64) as usize).next_multiple_of(WORDS).clamp(WORDS, all);
-        if self.next + len > all {
-            self.next = 0;
+        let mut left = ((bytes / size_of::<u32>() as f64) as usize).next_multiple_of(WORDS).max(WORDS);
+        while left > 0 {
+            if self.next == all {
+                self.next = 0;
+            }
+            let part = self.next..all.min(self.next + left);
+            left -= part.len();
+            self.next = part.end;
+            self.stream.run_part(device, part)?;
         }
-        let begin = self.next;
-        self.next += len;
-        Ok(self.stream.run_part(device, begin..begin + len)?)
+        Ok(())
     }
 }
 
@@ -128,6 +132,19 @@ pub(crate) mod tests {
             shared_bytes_per_block: 100 << 10,
             l2_bytes: 0,
         })
+    }
+
+    #[test]
+    fn as_many_bytes_are_read_as_were_asked_for_whatever_the_ring_holds() {
+        let device = Arc::new(recorder());
+        let mut reads = PlainReads::new(&device, 4 << 20).unwrap();
+        let ring = reads.stream.words().len() * size_of::<u32>();
+        for bytes in [1, ring / 3, ring, 5 * ring / 2] {
+            device.take();
+            reads.read(&*device, bytes as f64).unwrap();
+            let read: usize = device.take().iter().map(|launch| launch.bytes).sum();
+            assert_eq!(read, bytes.next_multiple_of(16), "of a ring of {ring}");
+        }
     }
 
     #[test]

@@ -73,8 +73,8 @@ pub(crate) struct ModelArgs {
     pub(crate) device: DeviceArgs,
 
     /// Whether a request has the same answer whatever else is computed with it. `off` allows kernels that sum a row in an order that
-    /// depends on how many rows there are, where a device has such: the processor has none. `system_fingerprint` and /health say that
-    /// it is off.
+    /// depends on how many rows there are, where a device has such: the processor has none. Where it matters, `system_fingerprint`
+    /// and /health say so.
     #[arg(long, value_enum, value_name = "ON|OFF", default_value_t = Deterministic::On, env = "TAPER_DETERMINISTIC")]
     pub(crate) deterministic: Deterministic,
 

@@ -177,11 +177,6 @@ impl TuneFile {
         self.cells.iter().filter_map(CellJson::cell).collect()
     }
 
-    /// Whether nothing was measured.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.cells.is_empty()
-    }
-
     /// The choices that follow from it.
     pub(crate) fn tuning(&self) -> Tuning {
         tuning(&self.cells())

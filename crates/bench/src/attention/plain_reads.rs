@@ -31,16 +31,20 @@ impl PlainReads {
         Ok(PlainReads { isa: Isa::parse(info.isa)?, pool: Pool::new(info.threads), data, next: 0 })
     }
 
-    /// Reads the next so many bytes, the whole ring at most.
+    /// Reads the next so many bytes, the ring again and again where it is smaller.
     pub(super) fn read(&mut self, bytes: f64) {
-        let len = ((bytes / size_of::<f32>() as f64) as usize).clamp(1, self.data.len());
-        if self.next + len > self.data.len() {
-            self.next = 0;
+        let mut left = ((bytes / size_of::<f32>() as f64) as usize).max(1);
+        while left > 0 {
+            if self.next == self.data.len() {
+                self.next = 0;
+            }
+            let end = self.data.len().min(self.next + left);
+            let data = &self.data[self.next..end];
+            left -= data.len();
+            self.next = end;
+            self.pool.run(data.len().div_ceil(PIECE), |piece| {
+                black_box(read(self.isa, &data[piece * PIECE..data.len().min((piece + 1) * PIECE)], STREAMS));
+            });
         }
-        let data = &self.data[self.next..self.next + len];
-        self.next += len;
-        self.pool.run(len.div_ceil(PIECE), |piece| {
-            black_box(read(self.isa, &data[piece * PIECE..len.min((piece + 1) * PIECE)], STREAMS));
-        });
     }
 }

@@ -31,8 +31,8 @@ pub(crate) struct TuneArgs {
     #[arg(long, value_name = "N", value_parser = positive, conflicts_with_all = ["explain", "reset"])]
     pub(crate) repeat: Option<usize>,
 
-    /// Print the table that was measured before, with the cost of every alternative and the price of the numerics class, and
-    /// measure nothing.
+    /// Print the table that was measured before, with the cost of every alternative and, for the processor, the price of the
+    /// numerics class, and measure nothing.
     #[arg(long)]
     pub(crate) explain: bool,
 
@@ -52,7 +52,7 @@ pub(crate) struct TuneArgs {
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", requires = "check", conflicts_with_all = ["explain", "reset"])]
     pub(crate) json: Option<PathBuf>,
 
-    /// Forget what was measured for this processor, its instruction set and number of threads.
+    /// Forget what was measured for this processor, its instruction set and number of threads, or for this GPU.
     #[arg(long, conflicts_with_all = ["explain", "check", "shapes"])]
     pub(crate) reset: bool,
 }

@@ -40,11 +40,17 @@ fn on_processor(args: &SelftestArgs) -> Result<usize> {
     Ok(failed)
 }
 
-/// Checks that failed, with the kernels of this program.
+/// Checks that failed, with the kernels of this program: those of `--deterministic on`, then what else `off` has on this GPU.
 fn on_gpu(args: &SelftestArgs, index: usize) -> Result<usize> {
-    let cuda = open_gpu(index)?;
-    let (name, class) = (&cuda.device().properties().name, cuda.info().numerics_class);
-    on(&cuda, &format!("GPU {index}, {name}, {class}"), args.all)
+    let mut failed = 0;
+    for exact_rows in [true, false] {
+        let cuda = open_gpu(index)?.with_exact_rows(exact_rows)?;
+        if exact_rows == cuda.has_exact_rows() {
+            let (name, class) = (&cuda.device().properties().name, cuda.info().numerics_class);
+            failed += on(&cuda, &format!("GPU {index}, {name}, {class}"), args.all)?;
+        }
+    }
+    Ok(failed)
 }
 
 /// Checks that failed; the table has them, or all.

@@ -11,6 +11,7 @@ use indicatif::BinaryBytes;
 use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 use taper_engine::{EngineConfig, EngineHandle};
+use taper_kernels::cuda::NUMERICS_CLASS_BY_ROWS;
 use taper_server::{ServedModel, ServerState};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
@@ -116,8 +117,8 @@ fn load(args: &ServeArgs, state: &ServerState) -> Result<EngineHandle> {
     if id != args.model.model {
         state.set_aliases(vec![args.model.model.clone()]);
     }
-    let deterministic = args.model.deterministic.is_on();
-    let fingerprint = fingerprint(numerics_class, deterministic);
+    let deterministic = numerics_class != NUMERICS_CLASS_BY_ROWS;
+    let fingerprint = fingerprint(numerics_class);
     let served = engine.clone();
     state.set_ready(ServedModel {
         id,
@@ -133,13 +134,12 @@ fn load(args: &ServeArgs, state: &ServerState) -> Result<EngineHandle> {
     Ok(served)
 }
 
-/// Two servers of one fingerprint and one model give the same answer to the same seed, unless the fingerprint says that it may
-/// depend on what else was computed.
-fn fingerprint(numerics_class: &str, deterministic: bool) -> String {
-    let mode = if deterministic { "" } else { "-deterministic-off" };
+/// Two servers of one fingerprint and one model give the same answer to the same seed, unless the class of arithmetic says that
+/// it may depend on what else was computed ([`NUMERICS_CLASS_BY_ROWS`]).
+fn fingerprint(numerics_class: &str) -> String {
     match env!("TAPER_COMMIT") {
-        "unknown" => format!("taper-{}-{numerics_class}{mode}", env!("CARGO_PKG_VERSION")),
-        commit => format!("taper-{}-{commit}-{numerics_class}{mode}", env!("CARGO_PKG_VERSION")),
+        "unknown" => format!("taper-{}-{numerics_class}", env!("CARGO_PKG_VERSION")),
+        commit => format!("taper-{}-{commit}-{numerics_class}", env!("CARGO_PKG_VERSION")),
     }
 }
 
@@ -197,9 +197,8 @@ mod tests {
     }
 
     #[test]
-    fn the_fingerprint_names_build_and_arithmetic_and_that_company_may_matter() {
-        assert_eq!(fingerprint("a-class", false), fingerprint("a-class", true) + "-deterministic-off");
-        let fingerprint = fingerprint("a-class", true);
+    fn the_fingerprint_names_build_and_arithmetic() {
+        let fingerprint = fingerprint("a-class");
         assert!(fingerprint.starts_with(concat!("taper-", env!("CARGO_PKG_VERSION"))), "{fingerprint}");
         assert!(fingerprint.ends_with("-a-class") && !fingerprint.contains("unknown"), "{fingerprint}");
     }

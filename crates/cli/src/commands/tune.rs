@@ -35,21 +35,21 @@ pub(crate) fn run(args: &TuneArgs) -> Result<()> {
         let (_, cells) = measured(args, &of, &path)?;
         explain::run(&cells, args.activations.into())
     } else if args.check {
-        check::run(args, &info, &file(&of, &path)?, &shapes(args)?)
+        check::run(args, &info, &file::<Choice>(&of, &path)?, &shapes(args)?)
     } else {
         measure(args, (&info, &of), &path)
     }
 }
 
-/// What was measured before.
-fn file(of: &Subject, path: &Path) -> Result<TuneFile> {
+/// What was measured before, as far as this build knows it.
+fn file<C: Candidate>(of: &Subject, path: &Path) -> Result<TuneFile> {
     let nothing = || format!("nothing was measured for {} yet; run `{}`", of.name, of.command);
-    TuneFile::read(path, of)?.filter(|file| !file.is_empty()).with_context(nothing)
+    TuneFile::read(path, of)?.filter(|file| !file.cells::<C>().is_empty()).with_context(nothing)
 }
 
 /// The same, and its cells of the shapes that were named.
 fn measured<C: Candidate>(args: &TuneArgs, of: &Subject, path: &Path) -> Result<(TuneFile, Vec<Cell<C>>)> {
-    let file = file(of, path)?;
+    let file = file::<C>(of, path)?;
     let mut cells = file.cells();
     cells.retain(|cell| args.shapes.is_empty() || args.shapes.contains(&cell.shape));
     ensure!(!cells.is_empty(), "no such --shape was measured; `{} --explain` alone prints those that were", of.command);

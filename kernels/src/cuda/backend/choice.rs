@@ -58,7 +58,7 @@ impl TileChoice {
     pub fn parse(name: &str) -> Option<TileChoice> {
         let (rows_of_block, blocks_each) = name.strip_prefix('r')?.split_once(" x")?;
         let choice = TileChoice { rows_of_block: rows_of_block.parse().ok()?, blocks_each: blocks_each.parse().ok()? };
-        TileChoice::candidates(1).contains(&choice).then_some(choice)
+        (TileChoice::candidates(1).contains(&choice) && choice.name() == name).then_some(choice)
     }
 }
 

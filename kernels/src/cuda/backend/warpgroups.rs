@@ -89,7 +89,7 @@ impl<D: Device> Warpgroups<D> {
         Ok(warpgroups.multiply_ones(cuda)?.then_some(warpgroups))
     }
 
-    /// Whether a product of ones is right.
+    /// Whether there are kernels at all: a product of ones is none where they are empty. Whether they are right `taper selftest` says.
     fn multiply_ones(&self, cuda: &Cuda<D>) -> Result<bool, DeviceError> {
         const SIDE: usize = 16;
         let mut x = zeros(&cuda.device, "ones", SIDE * SIDE)?;

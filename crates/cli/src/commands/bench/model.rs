@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use taper_bench::candle::Candle;
 use taper_bench::model::{self, ModelCase};
 use taper_bench::{Case, Measurement, Peer, Setup, figure, params};
-use taper_kernels::cuda::{Cuda, Driver};
+use taper_kernels::cuda::{Cuda, Driver, NUMERICS_CLASS_BY_ROWS};
 use taper_kernels::{AttentionScheme, Backend};
 use taper_models::{Llama, ModelConfig, ModelSoftmax};
 
@@ -84,6 +84,7 @@ impl Measure<'_> {
             };
             output::status(&format!("{}: {doing}", named.name));
         }
+        let numerics_class = model.backend().info().numerics_class;
         let mut case = ModelCase::new(model, named.case, self.args.fill.fill())?;
         case.warm_up()?;
         let mut ours = Vec::new();
@@ -109,7 +110,7 @@ impl Measure<'_> {
                 });
             }
         }
-        let mut row = case.measurement(&ours, self.about());
+        let mut row = case.measurement(&ours, self.about(numerics_class));
         // Whoever reads rows looks for the name that was given.
         row.case.clone_from(&named.name);
         let of_peers = peers.iter().zip(&theirs);
@@ -131,18 +132,17 @@ impl Measure<'_> {
     }
 
     /// What a row says beside its case.
-    fn about(&self) -> serde_json::Map<String, serde_json::Value> {
+    fn about(&self, numerics_class: &str) -> serde_json::Map<String, serde_json::Value> {
         let attention = match self.args.model.attention {
             AttentionKind::Splitkv => "split-kv",
             AttentionKind::Naive => "naive",
         };
         let file = self.path.file_name().unwrap_or_default().to_string_lossy();
-        let deterministic = self.args.model.deterministic.is_on();
         params([
             ("model", file.into()),
             ("network", "taper".into()),
             ("attention", attention.into()),
-            ("deterministic", deterministic.into()),
+            ("deterministic", (numerics_class != NUMERICS_CLASS_BY_ROWS).into()),
         ])
     }
 }

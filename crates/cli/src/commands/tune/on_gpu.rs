@@ -6,7 +6,7 @@ use crate::commands::list;
 use crate::device::open_gpu;
 use crate::output;
 use crate::tune_file::{Subject, TuneFile};
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use comfy_table::CellAlignment;
 use std::path::Path;
 use taper_bench::tune::{Cell, Effort, GpuProducts, shape_name};
@@ -17,6 +17,9 @@ pub(super) fn run(args: &TuneArgs, index: usize) -> Result<()> {
         bail!(
             "--check judges choices of the processor: a GPU's are shown by `taper tune --device cuda:{index} --explain`"
         );
+    }
+    if args.compute.threads.is_some() || args.compute.isa.is_some() {
+        output::status("--threads and --isa are about the processor: a GPU is tuned without them");
     }
     let gpu = open_gpu(index)?;
     let of = Subject::of_gpu(&gpu, index)?;
@@ -40,6 +43,7 @@ fn measure(args: &TuneArgs, (gpu, of): (&Cuda<Driver>, &Subject), path: &Path) -
         }
         has_choice
     });
+    ensure!(!shapes.is_empty(), "nothing to tune: none of these matrices is multiplied with tiles");
     // As it is, so that a file that cannot be written is told before minutes of measuring.
     let mut file = TuneFile::update::<TileChoice>(path, of, &[])?;
     let effort = Effort::default();

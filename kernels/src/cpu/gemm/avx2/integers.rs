@@ -245,6 +245,7 @@ unsafe fn word_sums<F: Quantized, W: Weights, const ROWS: usize, const RUN: usiz
     weights: W,
     x: *const Words,
 ) -> [Group; ROWS] {
+    debug_assert!(!x.is_null(), "words were wanted for a tile of {ROWS} rows");
     let mut sums = [[_mm256_setzero_si256(); 2]; ROWS];
     each_group!(RUNS[RUN], g, {
         // SAFETY: the caller's obligation.
