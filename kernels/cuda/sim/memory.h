@@ -94,8 +94,8 @@ inline void add_release(unsigned* at, unsigned value, sim::Where where = "add_re
   sim::atomic(at, [&](unsigned old) { return old + value; }, where);
 }
 
-// One kernel runs after the other here, so nothing waits: what is read before the wait is for the reader of the source to judge.
-inline void wait_for_previous() {}
+// One kernel runs after the other here, so nothing waits; races.h sees what is read before.
+inline void wait_for_previous() { sim::races::wait_for_previous(); }
 inline void let_next_start() {}
 inline void prefetch(const void*) {}
 

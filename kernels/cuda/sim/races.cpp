@@ -57,6 +57,7 @@ struct Checker {
   std::map<uintptr_t, Phases> phases;         // by the address of the barrier
   std::vector<std::vector<Where>> barriers;  // that each block passed
   std::vector<Argument> arguments;
+  uint32_t constants = 0;  // of arguments, by number
 
   Granule& granule(uintptr_t at) {
     if (at / PAGE_BYTES != last_page) {
@@ -141,18 +142,26 @@ const char* name(Kind kind) {
   return "";
 }
 
-// Global memory by the pointer argument that is nearest below: how far an allocation reaches is not known here.
+// The pointer argument that is nearest below: how far an allocation reaches is not known here.
+const Argument* argument_of(uintptr_t at) {
+  const Argument* nearest = nullptr;
+  for (const Argument& argument : checker.arguments)
+    if (argument.address <= at && (!nearest || argument.address > nearest->address)) nearest = &argument;
+  return nearest;
+}
+
+bool is_dynamic_shared(uintptr_t at) {
+  return at - uintptr_t(current->block->dynamic_shared) < current_launch().dynamic_shared;
+}
+
 std::string memory_name(uintptr_t at) {
   const Block& block = *current->block;
   const auto within = [at](const void* memory, size_t bytes) { return at - uintptr_t(memory) < bytes; };
   const auto offset = [at](const void* memory) { return " + " + std::to_string(at - uintptr_t(memory)) + " bytes"; };
   for (const auto& [array, memory] : block.static_shared)
     if (within(memory.begin, memory.bytes)) return std::string("shared memory ") + array + offset(memory.begin);
-  if (within(block.dynamic_shared, current_launch().dynamic_shared)) return "dynamic shared memory" + offset(block.dynamic_shared);
-  const Argument* nearest = nullptr;
-  for (const Argument& argument : checker.arguments)
-    if (argument.address <= at && (!nearest || argument.address > nearest->address)) nearest = &argument;
-  if (nearest) return "argument " + std::to_string(nearest->number) + offset(reinterpret_cast<void*>(nearest->address));
+  if (is_dynamic_shared(at)) return "dynamic shared memory" + offset(block.dynamic_shared);
+  if (const Argument* const nearest = argument_of(at)) return "argument " + std::to_string(nearest->number) + offset(reinterpret_cast<void*>(nearest->address));
   char text[32];
   std::snprintf(text, sizeof text, "address %p", reinterpret_cast<void*>(at));
   return text;
@@ -222,8 +231,18 @@ template <class F> void for_each_granule(const void* address, size_t count, F f)
   }
 }
 
+// What a thread does before it waits for the kernel before, if it ever does.
+void note_early(uintptr_t at, Kind kind) {
+  for (const auto& [array, memory] : current->block->static_shared)
+    if (at - uintptr_t(memory.begin) < memory.bytes) return;
+  if (is_dynamic_shared(at)) return;
+  const Argument* const argument = argument_of(at);
+  if (argument) (writes(kind) ? current->clock.written_early : current->clock.read_early) |= 1u << argument->number;
+}
+
 void access(const void* address, size_t count, Kind kind) {
   if (!current || uintptr_t(address) - checker.stacks < checker.stack_bytes) return;
+  if (!current->clock.waited) note_early(uintptr_t(address), kind);
   for_each_granule(address, count, [kind](uintptr_t granule, uint8_t bytes) { access_granule(granule, bytes, kind); });
 }
 
@@ -240,6 +259,17 @@ void begin(const void* stacks, size_t stack_bytes, unsigned blocks, const std::s
   checker.arguments.clear();
   for (size_t i = 0; i < signature.size(); i++)
     if (signature[i] == 'p') checker.arguments.push_back({i, *static_cast<uintptr_t*>(arguments[i])});
+}
+
+void constants(uint32_t arguments) { checker.constants = arguments; }
+
+void wait_for_previous() {
+  Clock& clock = current->clock;
+  const uint32_t read = clock.read_early & ~checker.constants, early = read | clock.written_early;
+  if (early)
+    fault(std::string(read ? "reads" : "writes") + " at argument " + std::to_string(__builtin_ctz(early)) +
+          " before it waits for the kernel before, which may still run");
+  clock.waited = true;
 }
 
 void forget(const void* memory, size_t bytes) {

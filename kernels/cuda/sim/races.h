@@ -10,6 +10,9 @@
 //   bulk copies       likewise, until the phase of their barrier ends
 //   wgmma             reads its matrix when it begins and when it is waited for; who wrote it must have fenced (fence_proxy_async)
 //
+// And a thread that waits for the kernel before (ptx::wait_for_previous) may have read before that what no kernel writes, as its test
+// says (`constants`), and have written nothing: the kernels before may still run.
+//
 // Needs `make races`: kernels compiled with -fsanitize=thread, whose calls before every access end here (races.cpp) and not in that
 // sanitizer's library, and -DSIM_RACES; else all of this is empty. About 0.1 us per access.
 // Cannot see: accesses that no thread made in this run, and orders that hold only because of who came first at an atomic in this
@@ -57,6 +60,8 @@ struct Clock {
   Knowledge fenced;        // what it knew at its last fence: what its atomics carry
   Knowledge last;          // acquired last: a loop that waits acquires the same many times
   uint32_t proxied = 0;    // stamp of its last fence for the asynchronous proxy
+  bool waited = false;     // for the kernel before
+  uint32_t read_early = 0, written_early = 0;  // a bit for each argument, until it waits
 };
 // Ticks when a lane lets others know what it did.
 struct WarpClock {
@@ -65,6 +70,8 @@ struct WarpClock {
 
 // A grid begins. Accesses to the threads' stacks are of no interest; the arguments name memory in messages.
 void begin(const void* stacks, size_t stack_bytes, unsigned blocks, const std::string& signature, void** arguments);
+// A bit for each argument of the next grid behind which is what no kernel writes.
+void constants(uint32_t arguments);
 // Shared memory of a block that ended.
 void forget(const void* memory, size_t bytes);
 
@@ -75,6 +82,7 @@ void update(const void* at, size_t bytes);  // atomic, relaxed
 void release(const void* at);               // before the update that releases
 void acquire(const void* at, size_t bytes);
 void fence();
+void wait_for_previous();
 void copy_begins(const Copy& copy);
 void copy_ends(const Copy& copy);
 
@@ -95,6 +103,7 @@ void lanes_meet(Block& block, Warp& warp, uint32_t mask);
 struct Clock {};
 struct WarpClock {};
 inline void begin(const void*, size_t, unsigned, const std::string&, void**) {}
+inline void constants(uint32_t) {}
 inline void forget(const void*, size_t) {}
 inline void read(const void*, size_t) {}
 inline void write(const void*, size_t) {}
@@ -102,6 +111,7 @@ inline void update(const void*, size_t) {}
 inline void release(const void*) {}
 inline void acquire(const void*, size_t) {}
 inline void fence() {}
+inline void wait_for_previous() {}
 inline void copy_begins(const Copy&) {}
 inline void copy_ends(const Copy&) {}
 inline void arrive(const void*) {}

@@ -15,6 +15,7 @@ std::string run(const std::string& kernel, const sim::Launch& launch, const sim:
   float *to = out.data(), *between = work.data();
   unsigned* counter = counters;
   void* arguments[] = {&from, &to, &between, &counter};
+  sim::races::constants(1);
   try {
     sim::run(kernel, launch, schedule, arguments);
   } catch (const sim::Fault& fault) {
@@ -41,6 +42,11 @@ TEST(a_missing_barrier_between_a_write_and_its_reads_is_found) {
 }
 TEST(a_tile_written_while_another_warp_reads_the_one_before_is_found) {
   expect("tiles", ONE_BLOCK, "shared memory tile", "after barrier 1, __syncthreads (seeded_races.cu:", "with nothing to order them");
+}
+TEST(a_read_of_what_the_kernel_before_may_write_is_found_where_it_comes_before_the_wait) {
+  check::for_each_schedule([&](const sim::Schedule& schedule) { CHECK(run("early_right", ONE_BLOCK, schedule).empty(), schedule.name()); });
+  const std::string said = run("early_wrong", ONE_BLOCK, {});
+  CHECK(said.find("reads at argument 3 before it waits for the kernel before") != std::string::npos, said);
 }
 TEST(a_shuffle_does_not_order_memory) {
   expect("lanes", ONE_WARP, "shared memory exchange", "a write", "a read");

@@ -32,6 +32,18 @@ template <bool BUG> __device__ void sum_of_warps(PARAMETERS) {
   if (threadIdx.x == 127) out[0] = of_warps[0] + of_warps[1] + of_warps[2] + of_warps[3];
 }
 
+// One block of 128, where `in` is what no kernel writes. The bug: `counter` is read before the wait for the kernel before.
+template <bool BUG> __device__ void early(PARAMETERS) {
+  (void)work;
+  const float first = in[threadIdx.x];
+  unsigned before = BUG ? counter[0] : 0;
+  ptx::wait_for_previous();
+  if (!BUG) before = counter[0];
+  float sum = first + float(before);
+  for (int i = threadIdx.x + 128; i < N; i += 128) sum += in[i];
+  atomicAdd(out, sum);
+}
+
 // One block of 128. The bug: a tile is written while another warp reads the one before it.
 template <bool BUG> __device__ void tiles(PARAMETERS) {
   (void)work, (void)counter;
@@ -170,6 +182,7 @@ template <bool BUG> __device__ void matrix_reuse(PARAMETERS) {
 
 }  // namespace
 
+PAIR(early)
 PAIR(sum_of_warps)
 PAIR(tiles)
 PAIR(lanes)
