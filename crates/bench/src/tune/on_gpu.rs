@@ -64,6 +64,8 @@ impl<D: Device> GpuProducts<D> {
         for &rows in &effort.rows {
             let candidates = TileChoice::candidates(rows);
             let first_form = forms(candidates.len());
+            // There is room for the laps of one number of rows, and none will come again.
+            self.cuda.forget_steps();
             // A lap runs as it comes, is recorded, and is replayed from then on: only that is what is timed.
             for (form, &choice) in (first_form..).zip(&candidates) {
                 (0..2).for_each(|_| self.lap(form, choice, rows));

@@ -137,8 +137,13 @@ impl<D: Device> Cuda<D> {
     pub fn with_exact_rows(mut self, exact_rows: bool) -> Result<Cuda<D>, DeviceError> {
         self.warpgroups = if exact_rows { None } else { Warpgroups::new(&self)?.map(Arc::new) };
         // Steps that were recorded have the launches of before.
-        self.graphs = Arc::default();
+        self.forget_steps();
         Ok(self)
+    }
+
+    /// Forgets all steps whose launches were recorded; clones of this backend keep theirs.
+    pub fn forget_steps(&mut self) {
+        self.graphs = Arc::default();
     }
 
     /// Whether a row has the same bits whatever rows are computed with it.
