@@ -118,15 +118,17 @@ impl Default for Effort {
 /// The choices of all cells.
 pub fn tuning(cells: &[Cell]) -> Tuning {
     let mut tuning = Tuning::default();
-    let mut last = None;
-    for cell in cells {
-        let now = (cell.activations, cell.shape, cell.choice());
-        if last != Some(now) {
-            tuning.set(cell.activations, cell.shape, cell.rows, cell.choice());
-        }
-        last = Some(now);
-    }
+    crossings(cells).for_each(|cell| tuning.set(cell.activations, cell.shape, cell.rows, cell.choice()));
     tuning
+}
+
+/// The cells whose choice is not that of the one before, of the same shape and class.
+fn crossings<C: Candidate>(cells: &[Cell<C>]) -> impl Iterator<Item = &Cell<C>> {
+    let mut last = None;
+    cells.iter().filter(move |cell| {
+        let now = (cell.activations, cell.shape, cell.choice());
+        last.replace(now) != Some(now)
+    })
 }
 
 /// How good choices are: seconds of all cells as chosen over seconds of the fastest candidate of each, and the worst cell's.

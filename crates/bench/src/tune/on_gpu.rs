@@ -5,7 +5,7 @@
 //! those that are joined with a norm, an addition or a gate are launched alike, and so are gate and up as one matrix of both.
 
 use super::race::race;
-use super::{Cell, Effort};
+use super::{Cell, Effort, crossings};
 use crate::gpu::{forms, ring_bytes, seconds};
 use crate::machine::afford;
 use crate::{Error, quantile};
@@ -104,14 +104,7 @@ impl<D: Device> GpuProducts<D> {
 /// The choices of all cells.
 pub fn tile_tuning(cells: &[Cell<TileChoice>]) -> TileTuning {
     let mut tuning = TileTuning::default();
-    let mut last = None;
-    for cell in cells {
-        let now = (cell.shape, cell.choice());
-        if last != Some(now) {
-            tuning.set(cell.shape, cell.rows, cell.choice());
-        }
-        last = Some(now);
-    }
+    crossings(cells).for_each(|cell| tuning.set(cell.shape, cell.rows, cell.choice()));
     tuning
 }
 
