@@ -310,6 +310,29 @@ pub struct AttentionParams<'a> {
     pub softmax: Softmax<'a>,
 }
 
+/// How one token is drawn from a row of logits: the tokens with the weights `e^((logit - largest) / temperature)` that all filters, in the
+/// order of these fields, leave, and of these the one at a share of their weight.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Draw {
+    /// Divides the logits; not negative. 0 takes the largest logit, the lowest id among equals.
+    pub temperature: f32,
+    /// Least weight of a token, as a share of the largest; 0 keeps all.
+    pub min_p: f32,
+    /// Most tokens, by weight, the lower ids among equals; 0 keeps all.
+    pub top_k: u32,
+    /// The fewest tokens, in that order, with this share of the weight; 1 keeps all.
+    pub top_p: f32,
+    /// The share at which the token lies, by ascending id, in units of 2^-64.
+    pub unit: u64,
+}
+
+impl Draw {
+    /// `log2 e / temperature`: finite, so that a distance of zero stays one.
+    pub(crate) fn inverse_temperature(&self) -> f32 {
+        (std::f64::consts::LOG2_E / f64::from(self.temperature)).min(1e30) as f32
+    }
+}
+
 /// What one step is told: everything that differs between two steps of the same form.
 #[derive(Debug, Clone, Copy)]
 pub struct StepInputs<'a> {
@@ -406,6 +429,13 @@ pub trait Backend: Send + Sync + 'static {
     fn recomputed(&self, cache: &Self::KvCache) -> Vec<u64>;
     /// Copies `rows` of a buffer to the host; `out` is `[rows.len(), cols]`.
     fn read_rows(&self, buffer: &Self::Buffer, rows: Range<usize>, out: &mut [f32]);
+    /// Draws tokens from rows of logits, where to copy a row to the host costs more: one for each of `draws`, which name their rows, into
+    /// `tokens`, which is cleared before; none from a row where a logit is not a number, or the largest is infinite. Whether that was
+    /// done: a backend whose logits lie on the host leaves it to its caller. All backends draw the same token from the same logits.
+    fn choose(&self, logits: &Self::Buffer, draws: &[(usize, Draw)], tokens: &mut Vec<Option<u32>>) -> bool {
+        let _ = (logits, draws, tokens);
+        false
+    }
 
     /// Runs the operations of a step; of tokens, tables and rows they are told these. Steps of one `form` with as many rows, as many
     /// rows of logits, and one row per sequence or not, ask for the same operations on the same memory: a backend may record

@@ -18,9 +18,10 @@ use crate::step::Batch;
 use crate::weights::{self, Weights};
 use crate::{AttendedRows, Error, Logits, ModelConfig, ModelSoftmax, SequenceSlice, memory};
 use pass::Pass;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use taper_checkpoint::Checkpoint;
-use taper_kernels::{AttentionScheme, BLOCK_SIZE, Backend, KvDtype, KvLayout, ScoreStatistics, StepInputs};
+use taper_kernels::{AttentionScheme, BLOCK_SIZE, Backend, Draw, KvDtype, KvLayout, ScoreStatistics, StepInputs};
 
 /// What a user may choose when a model is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -254,6 +255,18 @@ impl<B: Backend> Llama<B> {
     /// # Panics
     /// When the step has more rows than there is room for, or a slice names cache blocks or positions that do not exist.
     pub fn forward(&mut self, sequences: &[SequenceSlice<'_>]) -> Result<Logits<'_>, Error> {
+        let (rows, vocab_size) = (self.compute(sequences)?, self.config.vocab_size);
+        Ok(Logits::new(self.read_logits(0..rows), vocab_size))
+    }
+
+    /// As [`Llama::forward`], but the logits stay where they are until the next step; returns how many rows of them there are.
+    ///
+    /// # Errors
+    /// Those of [`Llama::forward`].
+    ///
+    /// # Panics
+    /// As [`Llama::forward`] does.
+    pub fn compute(&mut self, sequences: &[SequenceSlice<'_>]) -> Result<usize, Error> {
         let vocab_size = self.config.vocab_size;
         let rows: usize = sequences.iter().map(|slice| slice.tokens.len()).sum();
         let logit_rows: usize = sequences.iter().map(SequenceSlice::num_logit_rows).sum();
@@ -267,11 +280,22 @@ impl<B: Backend> Llama<B> {
         if rows > 0 {
             self.run();
         }
-        let host_logits = &mut self.workspace.host_logits[..logit_rows * vocab_size];
-        if logit_rows > 0 {
-            self.backend.read_rows(&self.workspace.logits, 0..logit_rows, host_logits);
+        Ok(logit_rows)
+    }
+
+    /// Rows of logits of the last step, row-major.
+    pub fn read_logits(&mut self, rows: Range<usize>) -> &[f32] {
+        let Workspace { logits, host_logits, .. } = &mut self.workspace;
+        let host_logits = &mut host_logits[..rows.len() * self.config.vocab_size];
+        if !rows.is_empty() {
+            self.backend.read_rows(logits, rows, host_logits);
         }
-        Ok(Logits::new(&self.workspace.host_logits[..logit_rows * vocab_size], vocab_size))
+        host_logits
+    }
+
+    /// Draws tokens from rows of logits of the last step, where the backend does such ([`Backend::choose`]).
+    pub fn choose(&self, draws: &[(usize, Draw)], tokens: &mut Vec<Option<u32>>) -> bool {
+        self.backend.choose(&self.workspace.logits, draws, tokens)
     }
 
     /// Everything of a step that the backend computes.

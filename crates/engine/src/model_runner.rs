@@ -1,7 +1,7 @@
 //! The [`Runner`] of real models.
 
 use crate::{LogitsBuffer, Runner, RunnerError, RunnerLimits};
-use taper_models::{BLOCK_SIZE, Backend, Llama, SequenceSlice};
+use taper_models::{BLOCK_SIZE, Backend, Draw, Llama, SequenceSlice};
 
 /// A network with its weights and KV cache, as the engine thread runs it.
 pub struct ModelRunner<B: Backend>(pub Llama<B>);
@@ -22,6 +22,28 @@ impl<B: Backend> Runner for ModelRunner<B> {
         let rows = self.0.forward(step).map_err(|error| RunnerError(error.to_string()))?;
         for row in 0..rows.num_rows() {
             logits.push_row(rows.row(row));
+        }
+        Ok(())
+    }
+
+    fn run_and_draw(
+        &mut self,
+        step: &[SequenceSlice<'_>],
+        draws: &[(usize, Draw)],
+        logits: &mut LogitsBuffer,
+    ) -> Result<(), RunnerError> {
+        let num_rows = self.0.compute(step).map_err(|error| RunnerError(error.to_string()))?;
+        let mut tokens = Vec::new();
+        if draws.is_empty() || !self.0.choose(draws, &mut tokens) {
+            tokens.clear();
+        }
+        let mut drawn = draws.iter().zip(&tokens).peekable();
+        for row in 0..num_rows {
+            match drawn.next_if(|((of, _), _)| *of == row) {
+                Some((_, Some(token))) => logits.push_token(*token),
+                // A row that is no distribution is looked at by who says so.
+                Some((_, None)) | None => logits.push_row(self.0.read_logits(row..row + 1)),
+            }
         }
         Ok(())
     }

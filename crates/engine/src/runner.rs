@@ -1,7 +1,7 @@
 //! The seam between scheduling and arithmetic: a [`Runner`] computes one step. `ModelRunner` is the real one; the one in
 //! `stub` lets engine and server be tested without weights.
 
-use taper_models::SequenceSlice;
+use taper_models::{Draw, SequenceSlice};
 
 /// What a runner can hold and do; fixed while it lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,23 +25,34 @@ pub struct RunnerLimits {
 #[error("{0}")]
 pub struct RunnerError(pub String);
 
-/// Rows of logits, row-major; reused from step to step so that its memory is allocated once.
+/// Rows of logits, or the tokens that were drawn from them; reused from step to step so that its memory is allocated once.
 #[derive(Debug, Clone)]
 pub struct LogitsBuffer {
     values: Vec<f32>,
     width: usize,
+    rows: Vec<Row>,
+}
+
+/// What there is of a row.
+#[derive(Debug, Clone, Copy)]
+enum Row {
+    /// Its logits, from this place on.
+    Logits(usize),
+    /// The token that was drawn from it.
+    Token(u32),
 }
 
 impl LogitsBuffer {
     /// An empty buffer of rows `width` wide.
     pub fn new(width: usize) -> Self {
         assert!(width > 0, "a row of logits has at least one entry");
-        LogitsBuffer { values: Vec::new(), width }
+        LogitsBuffer { values: Vec::new(), width, rows: Vec::new() }
     }
 
     /// Empties the buffer and keeps its memory.
     pub fn clear(&mut self) {
         self.values.clear();
+        self.rows.clear();
     }
 
     /// Entries per row: the vocabulary size.
@@ -51,25 +62,46 @@ impl LogitsBuffer {
 
     /// Rows that the last step produced.
     pub fn num_rows(&self) -> usize {
-        self.values.len() / self.width
+        self.rows.len()
     }
 
     /// Appends a row.
     pub fn push_row(&mut self, row: &[f32]) {
         assert_eq!(row.len(), self.width, "a row of logits is one entry per token of the vocabulary");
+        self.rows.push(Row::Logits(self.values.len()));
         self.values.extend_from_slice(row);
+    }
+
+    /// Appends a row as the token that was drawn from it.
+    pub fn push_token(&mut self, token: u32) {
+        self.rows.push(Row::Token(token));
     }
 
     /// Appends a row filled with `value` and returns it for writing.
     pub fn push_filled(&mut self, value: f32) -> &mut [f32] {
         let begin = self.values.len();
+        self.rows.push(Row::Logits(begin));
         self.values.resize(begin + self.width, value);
         &mut self.values[begin..]
     }
 
     /// Row `index`, in the order of the step's slices.
+    ///
+    /// # Panics
+    /// When all that is left of the row is the token that was drawn from it.
     pub fn row(&self, index: usize) -> &[f32] {
-        &self.values[index * self.width..][..self.width]
+        match self.rows[index] {
+            Row::Logits(begin) => &self.values[begin..][..self.width],
+            Row::Token(token) => panic!("token {token} was drawn from row {index}, whose logits are not here"),
+        }
+    }
+
+    /// The token that was drawn from row `index`; none where its logits are here.
+    pub fn token(&self, index: usize) -> Option<u32> {
+        match self.rows[index] {
+            Row::Logits(_) => None,
+            Row::Token(token) => Some(token),
+        }
     }
 }
 
@@ -81,6 +113,18 @@ pub trait Runner: Send {
     /// Computes the tokens of `step`, stores their keys and values through the block tables, and appends to the empty
     /// `logits` one row for each slice that asks for one, in order.
     fn run(&mut self, step: &[SequenceSlice<'_>], logits: &mut LogitsBuffer) -> Result<(), RunnerError>;
+
+    /// As [`Runner::run`]; rows of logits that have one of `draws`, which name rows in the order in which they are due, may be appended
+    /// as the token so drawn. A runner whose logits lie with the processor has no reason to.
+    fn run_and_draw(
+        &mut self,
+        step: &[SequenceSlice<'_>],
+        draws: &[(usize, Draw)],
+        logits: &mut LogitsBuffer,
+    ) -> Result<(), RunnerError> {
+        let _ = draws;
+        self.run(step, logits)
+    }
 
     /// Makes block `to` of the KV cache what block `from` is.
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), RunnerError>;

@@ -39,11 +39,21 @@ using std::min;
 
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __fdividef(float a, float b) { return a / b; }
+// Never joined with an addition.
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
+}
 // Conversions saturate, and what is not a number becomes zero.
 inline int __float2int_rz(float x) {
   if (std::isnan(x)) return 0;
   return x >= 2147483648.0f ? 2147483647 : x < -2147483648.0f ? -2147483647 - 1 : int(x);
 }
+inline unsigned long long __double2ull_rz(double x) {
+  if (!(x > 0.0)) return 0;
+  return x >= 18446744073709551616.0 ? ~0ull : static_cast<unsigned long long>(x);
+}
+inline unsigned long long __float2ull_rz(float x) { return __double2ull_rz(x); }
 
 namespace sim {
 

@@ -250,6 +250,8 @@ kernels! {
     EmbedTilesQ5K = c"embed_tiles_q5_k", "pppiii";
     /// Rows of a table in tiles of q6_k.
     EmbedTilesQ6K = c"embed_tiles_q6_k", "pppiii";
+    /// Tokens drawn from rows of logits.
+    ChooseTokens = c"choose_tokens", "pppi";
 }
 
 impl Kernel {

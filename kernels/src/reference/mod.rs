@@ -3,6 +3,7 @@
 
 mod attention;
 mod buffer;
+mod choose;
 pub mod dequantize;
 mod linear;
 mod norm;
@@ -17,7 +18,8 @@ pub use buffer::{Buffer, Matrix};
 pub(crate) use rope::angles_row;
 
 use crate::{
-    AttentionParams, Backend, BackendInfo, Error, HeadLayout, KvLayout, MatrixData, Rope, ScoreStatistics, StepTables,
+    AttentionParams, Backend, BackendInfo, Draw, Error, HeadLayout, KvLayout, MatrixData, Rope, ScoreStatistics,
+    StepTables,
 };
 use std::ops::Range;
 
@@ -85,6 +87,12 @@ impl Backend for Reference {
 
     fn read_rows(&self, buffer: &Buffer, rows: Range<usize>, out: &mut [f32]) {
         out.copy_from_slice(&buffer.rows(rows.end)[rows.start * buffer.cols()..]);
+    }
+
+    fn choose(&self, logits: &Buffer, draws: &[(usize, Draw)], tokens: &mut Vec<Option<u32>>) -> bool {
+        tokens.clear();
+        tokens.extend(draws.iter().map(|(row, draw)| choose::choose(logits.row(*row), draw)));
+        true
     }
 
     fn embed(&self, table: &Matrix, tokens: &[u32], out: &mut Buffer) {

@@ -7,6 +7,7 @@
 mod attention;
 mod bits;
 mod blocks;
+mod choose;
 mod fixture;
 mod fused;
 mod observe;
@@ -25,6 +26,7 @@ fn suite<B: Backend>(backend: &B) {
     bits::suite(backend);
     blocks::suite(backend);
     fused::suite(backend);
+    choose::suite(backend);
 }
 
 /// The CPU backend, or a line that says why it is not tested here.

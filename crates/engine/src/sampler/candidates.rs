@@ -73,8 +73,10 @@ impl Candidates {
         draw(within, target - sum)
     }
 
-    /// The listed candidate at the share `unit` of the list's weight; `unit` lies in [0, 1).
-    pub(super) fn draw_from_list(&self, unit: f64) -> u32 {
+    /// The listed candidate at the share `unit` of the list's weight, by ascending id whatever order the filters left; `unit` lies in
+    /// [0, 1).
+    pub(super) fn draw_from_list(&mut self, unit: f64) -> u32 {
+        self.items.sort_unstable_by_key(|candidate| candidate.id);
         let target = unit * mass(&self.items);
         draw(self.items.iter().map(|candidate| (candidate.id, candidate.weight)), target)
     }

@@ -33,6 +33,7 @@ use candidates::{Candidate, Candidates};
 use processors::Processors;
 use random::Stream;
 use std::hash::{BuildHasher, RandomState};
+use taper_models::Draw;
 
 /// Logits that no token can be chosen from.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -130,6 +131,20 @@ impl Sampler {
             self.choose(row, best, candidates, typical)
         };
         self.forced(token, logits)
+    }
+
+    /// How the token `place` places further is drawn, where all that it takes is the row of logits: nothing changes the logits and
+    /// nobody asks for log-probabilities. Drawn so it is what [`Sampler::sample`] chooses, up to the rounding of weights: the same token
+    /// but for one draw in millions.
+    pub fn draw(&self, place: usize) -> Option<Draw> {
+        let plain = self.num_top_logprobs.is_none() && self.typical_p >= 1.0 && self.processors.are_off();
+        plain.then(|| Draw {
+            temperature: self.temperature,
+            min_p: self.min_p,
+            top_k: u32::try_from(self.top_k).unwrap_or(0),
+            top_p: self.top_p,
+            unit: self.stream.share(self.processors.num_generated() + place),
+        })
     }
 
     /// Whether the client wants log-probabilities of every token.

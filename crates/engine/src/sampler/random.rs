@@ -10,6 +10,9 @@
 /// The odd number nearest to 2^64 divided by the golden ratio.
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
+/// A number has the 53 bits that a float64 holds.
+const UNUSED_BITS: u32 = 11;
+
 /// The random numbers of one choice of a request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stream {
@@ -24,8 +27,12 @@ impl Stream {
 
     /// The number in [0, 1) that belongs to generated token `index`.
     pub(super) fn unit(self, index: usize) -> f64 {
-        // The upper 53 bits are what a float64 holds.
-        (number(self.start, index as u64) >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
+        (self.share(index) >> UNUSED_BITS) as f64 * (1.0 / (1u64 << (64 - UNUSED_BITS)) as f64)
+    }
+
+    /// The same number in units of 2^-64.
+    pub(super) fn share(self, index: usize) -> u64 {
+        number(self.start, index as u64) >> UNUSED_BITS << UNUSED_BITS
     }
 }
 

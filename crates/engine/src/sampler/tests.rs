@@ -1,5 +1,7 @@
 use super::*;
 use proptest::prelude::*;
+use taper_kernels::{Backend, MatrixData, Reference, WeightType};
+use taper_testkit::rng::SplitMix;
 
 fn params(seed: u64) -> SamplingParams {
     SamplingParams { seed: Some(seed), ..SamplingParams::default() }
@@ -218,4 +220,52 @@ proptest! {
         }
         prop_assert_eq!(scratch.candidates.items.len(), allowed.len());
     }
+}
+
+/// A backend that draws where the logits lie has other roundings and no other tokens, but for draws that fall on a border.
+#[test]
+fn a_draw_is_what_the_sampler_chooses() {
+    let mut rng = SplitMix::new(31);
+    let mut logits = vec![0.0; 300];
+    let backend = Reference::new();
+    let mut tokens = Vec::new();
+    for seed in 0..2000 {
+        // Sixteenths, so that many are equal.
+        logits.fill_with(|| (rng.below(240) as f32 - 160.0) / 16.0);
+        let params = SamplingParams {
+            temperature: *rng.pick(&[0.0, 0.5, 1.0, 1.7]),
+            top_k: *rng.pick(&[0, 1, 20]),
+            top_p: *rng.pick(&[1.0, 0.9, 0.5]),
+            min_p: *rng.pick(&[0.0, 0.02]),
+            ..params(seed)
+        };
+        let mut sampler = sampler(&params);
+        let ahead = sampler.draw(2).unwrap();
+        assert!(backend.choose(&row(&logits), &[(0, sampler.draw(0).unwrap())], &mut tokens));
+        assert_eq!(tokens, [choose(&sampler, &logits).ok()], "{params:?}");
+        sampler.accept(5);
+        sampler.accept(7);
+        assert_eq!(sampler.draw(0), Some(ahead), "two places further");
+    }
+}
+
+/// A row of logits as the reference has it.
+fn row(logits: &[f32]) -> <Reference as Backend>::Buffer {
+    let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
+    let (backend, cols) = (Reference::new(), logits.len());
+    let table = MatrixData { weight_type: WeightType::F32, rows: 1, cols, bytes: &bytes };
+    let mut buffer = backend.buffer(1, cols).unwrap();
+    backend.embed(&backend.matrix(&[table]).unwrap(), &[0], &mut buffer);
+    buffer
+}
+
+#[test]
+fn what_needs_more_than_the_row_of_logits_is_not_drawn_elsewhere() {
+    let drawn = |params: SamplingParams| sampler(&params).draw(0).is_some();
+    assert!(drawn(SamplingParams::greedy()) && drawn(params(1)));
+    assert!(!drawn(SamplingParams { logprobs: Some(0), ..params(1) }));
+    assert!(!drawn(SamplingParams { typical_p: 0.9, ..params(1) }));
+    assert!(!drawn(SamplingParams { frequency_penalty: 0.1, ..params(1) }));
+    assert!(!drawn(SamplingParams { logit_bias: vec![(3, 1.0)], ..params(1) }));
+    assert!(!drawn(SamplingParams { min_tokens: 1, ..params(1) }));
 }

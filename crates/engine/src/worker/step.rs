@@ -3,14 +3,14 @@
 use super::Worker;
 use crate::scheduler::{SequenceId, Step, StepEntry};
 use crate::sequence::{Accepted, Form};
-use crate::{EngineError, Event, InvalidLogits, RunnerError};
+use crate::{EngineError, Event, InvalidLogits, RunnerError, Sampled};
 use std::any::Any;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
-use taper_models::{LogitRows, SequenceSlice};
+use taper_models::{Draw, LogitRows, SequenceSlice};
 
 /// Failed steps in a row after which the engine calls itself unhealthy.
 const MAX_FAILURES_IN_A_ROW: u32 = 3;
@@ -64,12 +64,13 @@ impl Worker {
             })
             .collect();
         let rows: Vec<usize> = slices.iter().map(SequenceSlice::num_logit_rows).collect();
+        let draws = self.draws(step, &rows);
         let (runner, logits) = (&mut self.runner, &mut self.logits);
         logits.clear();
         // The sequences of a step that panicked are all thrown away, and with them whatever the runner left half done.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             step.copies.iter().try_for_each(|copy| runner.copy_block(copy.from, copy.to))?;
-            runner.run(&slices, logits)
+            runner.run_and_draw(&slices, &draws, logits)
         }));
         let due: usize = rows.iter().sum();
         match outcome {
@@ -80,6 +81,27 @@ impl Worker {
             Ok(Err(RunnerError(message))) => Err(EngineError::Runner(message)),
             Err(panic) => Err(EngineError::Panicked(panic_message(panic.as_ref()))),
         }
+    }
+
+    /// How tokens are drawn from the rows of logits that nothing else is wanted of.
+    fn draws(&self, step: &Step, rows: &[usize]) -> Vec<(usize, Draw)> {
+        let mut draws = Vec::new();
+        let mut next = 0;
+        for (entry, &num_rows) in step.entries.iter().zip(rows) {
+            next += num_rows;
+            let sequence = &self.sequences[&entry.sequence];
+            let is_shared = self
+                .requests
+                .get(&sequence.request)
+                .is_none_or(|request| request.prompt_logprobs.is_some() || !request.unborn.is_empty());
+            if !self.scheduler.reaches_end(entry) || sequence.form.is_some() || is_shared {
+                continue;
+            }
+            // Those of the last known token and of the guesses.
+            let first = next - entry.num_guesses - 1;
+            draws.extend((first..next).filter_map(|row| Some((row, sequence.sampler.draw(row - first)?))));
+        }
+        draws
     }
 
     /// Which rows of an entry choose a token, or tell the log-probability of one of the prompt.
@@ -228,15 +250,18 @@ impl Worker {
     fn choose(&mut self, id: SequenceId, row: usize, place: usize, now: Instant) -> Result<Accepted, EngineError> {
         let sequence = self.sequences.get_mut(&id).expect("only living sequences choose");
         let position = sequence.tokens.len();
-        let (logits, scratch) = (self.logits.row(row), &mut self.scratch);
+        let (logits, scratch) = (&self.logits, &mut self.scratch);
         // A panic in here, say of the tokenizer on a strange vocabulary, costs one request and not the engine.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let Some(Form::Ready(masked)) = &mut sequence.form else {
-                let sampled = sequence.sampler.sample(logits, None, scratch)?;
+                let sampled = match logits.token(row) {
+                    Some(token) => Sampled { token, logprobs: None },
+                    None => sequence.sampler.sample(logits.row(row), None, scratch)?,
+                };
                 return Ok(sequence.accept(sampled, false));
             };
             let mask = masked.masks[place].words();
-            let sampled = sequence.sampler.sample(logits, Some(mask), scratch)?;
+            let sampled = sequence.sampler.sample(logits.row(row), Some(mask), scratch)?;
             masked.grammar.accept(sampled.token).map_err(|error| Unchosen::Form(error.to_string()))?;
             let is_complete = masked.grammar.is_finished();
             Ok(sequence.accept(sampled, is_complete))

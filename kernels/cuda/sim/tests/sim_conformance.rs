@@ -12,6 +12,8 @@ mod attention;
 mod bits;
 #[path = "../../../tests/conformance/blocks.rs"]
 mod blocks;
+#[path = "../../../tests/conformance/choose.rs"]
+mod choose;
 #[path = "../../../tests/conformance/fixture.rs"]
 mod fixture;
 #[path = "../../../tests/conformance/fused.rs"]
@@ -97,6 +99,11 @@ fn rows_have_other_bits_in_company_only_where_that_is_allowed() {
     }
     let exact = by_rows.with_exact_rows(true).unwrap();
     assert!(exact.has_exact_rows() && products(&exact, 40) == expected);
+}
+
+#[test]
+fn tokens_that_are_drawn() {
+    choose::suite(&cuda(5));
 }
 
 #[test]

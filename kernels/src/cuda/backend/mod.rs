@@ -7,6 +7,7 @@
 mod attention;
 mod buffer;
 mod choice;
+mod choose;
 mod constants;
 mod fused;
 mod graphs;
@@ -28,7 +29,7 @@ use super::error::DeviceError;
 use super::kernels::Kernel;
 use super::memory::Memory;
 use crate::{
-    AttentionParams, AttentionScheme, Backend, BackendInfo, Error, HeadLayout, KvLayout, MatrixData, Norm, Rope,
+    AttentionParams, AttentionScheme, Backend, BackendInfo, Draw, Error, HeadLayout, KvLayout, MatrixData, Norm, Rope,
     RopeKind, ScoreStatistics, StepInputs, StepTables, Turn, WeightType,
 };
 use attention::{AttentionWork, Call};
@@ -348,6 +349,10 @@ impl<D: Device> Backend for Cuda<D> {
     fn read_rows(&self, buffer: &Buffer<D>, rows: Range<usize>, out: &mut [f32]) {
         assert_eq!(out.len(), rows.len() * buffer.cols(), "as many elements as the rows have");
         done(buffer.data.read(rows.start * buffer.cols(), out));
+    }
+
+    fn choose(&self, logits: &Buffer<D>, draws: &[(usize, Draw)], tokens: &mut Vec<Option<u32>>) -> bool {
+        choose::choose(self, logits, draws, tokens).unwrap_or_else(|error| panic!("{error}"))
     }
 
     fn embed(&self, table: &Matrix<D>, tokens: &[u32], out: &mut Buffer<D>) {
