@@ -1,4 +1,5 @@
-//! The suite that every backend must pass, on the simulator: once whole, and thinned in each of the other schedules.
+//! The suite that every backend must pass, on the simulator: its parts in a schedule each, or with TAPER_TEST_ALL_SCHEDULES=1 in all
+//! eight. (The tests of the kernels themselves run all of them in all schedules: `make -C kernels/cuda/sim test`.)
 
 #![allow(
     clippy::unwrap_used,
@@ -35,43 +36,54 @@ fn cuda(schedule: u32) -> Cuda<Sim> {
     Cuda::new(Arc::new(Sim::new(Schedule(schedule)))).unwrap()
 }
 
+/// Runs a part of the suite in this schedule, or in all.
+fn in_schedule(schedule: u32, part: impl Fn(&Cuda<Sim>)) {
+    if std::env::var_os("TAPER_TEST_ALL_SCHEDULES").is_some() {
+        (0..Schedule::COUNT).for_each(|number| part(&cuda(number)));
+    } else {
+        part(&cuda(schedule));
+    }
+}
+
 #[test]
 fn operations() {
-    operations::suite(&cuda(0));
+    in_schedule(0, operations::suite);
 }
 
 #[test]
 fn attention_and_its_baseline() {
-    attention::suite(&cuda(1));
+    in_schedule(1, attention::suite);
 }
 
 #[test]
 fn references_of_the_softmax() {
-    softmax::suite(&cuda(2));
+    in_schedule(2, softmax::suite);
 }
 
 #[test]
 fn statistics_of_scores() {
-    observe::suite(&cuda(3));
+    in_schedule(3, observe::suite);
 }
 
 #[test]
 fn bits_of_rows_alone_and_in_company() {
-    bits::suite(&cuda(6));
+    in_schedule(6, bits::suite);
 }
 
 #[test]
 fn operations_that_are_joined() {
-    fused::suite(&cuda(4));
+    in_schedule(4, fused::suite);
 }
 
 /// Products of 16 rows and more with bf16 weights go to warpgroups, whose order of sums is another one.
 #[test]
 fn products_by_warpgroups() {
-    let backend = cuda(5).with_exact_rows(false).unwrap();
-    assert!(!backend.has_exact_rows(), "the simulator has warpgroups");
-    operations::suite(&backend);
-    fused::suite(&backend);
+    in_schedule(5, |backend| {
+        let backend = backend.clone().with_exact_rows(false).unwrap();
+        assert!(!backend.has_exact_rows(), "the simulator has warpgroups");
+        operations::suite(&backend);
+        fused::suite(&backend);
+    });
 }
 
 #[test]
@@ -103,10 +115,10 @@ fn rows_have_other_bits_in_company_only_where_that_is_allowed() {
 
 #[test]
 fn tokens_that_are_drawn() {
-    choose::suite(&cuda(5));
+    in_schedule(5, choose::suite);
 }
 
 #[test]
 fn blocks_of_the_cache() {
-    blocks::suite(&cuda(7));
+    in_schedule(7, blocks::suite);
 }
