@@ -92,10 +92,10 @@ Draw any_draw(Random& random, int row) {
 
 TEST(every_filter_and_every_length_keep_what_they_should) {
   Random random(1);
-  for (int vocab : {1, 2, 31, 33, 1000, 1025, 5003}) {
+  for (int vocab : {1, 33, 1000, 1025, 3001}) {
     const Row logits = uniform(random, vocab, 8.0f);
     std::vector<Draw> draws{draw(0, 0.0f, 0.0f, 1.0f, 0, 0)};
-    for (int i = 0; i < (quick ? 2 : 8); i++) draws.push_back(any_draw(random, 0));
+    for (int i = 0; i < (quick ? 2 : 5); i++) draws.push_back(any_draw(random, 0));
     check_rows(logits, vocab, draws, "of " + std::to_string(vocab));
   }
 }
@@ -106,7 +106,10 @@ TEST(flat_rows_are_searched_as_a_whole) {
   const int vocab = 5000;
   const Row logits = uniform(random, vocab, 0.5f);
   std::vector<Draw> draws;
-  for (unsigned top_k : {0u, 1000u, 4500u}) draws.push_back(draw(0, 1.0f, 0.0f, 0.95f, top_k, random.next()));
+  for (unsigned top_k : {4500u, 0u, 1000u}) {
+    draws.push_back(draw(0, 1.0f, 0.0f, 0.95f, top_k, random.next()));
+    if (quick) break;
+  }
   check_rows(logits, vocab, draws, "flat");
 }
 
@@ -118,7 +121,10 @@ TEST(ties_are_kept_by_their_ids) {
   for (float& x : logits) x = float(random.next() % 5);
   std::vector<Draw> draws;
   for (unsigned top_k : {0u, 3u, 400u})
-    for (float top_p : {1.0f, 0.77f, 0.013f}) draws.push_back(draw(0, 0.9f, 0.0f, top_p, top_k, random.next()));
+    for (float top_p : {0.77f, 1.0f, 0.013f}) {
+      draws.push_back(draw(0, 0.9f, 0.0f, top_p, top_k, random.next()));
+      if (quick) break;
+    }
   for (uint64_t unit : {uint64_t(0), ~uint64_t(0)}) draws.push_back(draw(0, 1.0f, 0.0f, 1.0f, 600, unit));
   check_rows(logits, vocab, draws, "ties");
   check_rows(Row(vocab, 1.5f), vocab, {draw(0, 1.0f, 0.0f, 0.5001f, 0, ~uint64_t(0)), draw(0, 0.0f, 0.0f, 1.0f, 0, 0)}, "all equal");
