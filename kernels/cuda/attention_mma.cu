@@ -13,7 +13,9 @@
 // float32. The weights 2^(x - m) are rounded to the cache's type where they lie, in S's accumulators, which then are the A operand
 // of P V; l is one more column of that product, of ones, so it is the sum of the rounded weights.
 // f16: a query is scaled by a power of two for its largest element to lie in [1, 2), and undone with the scale; weights are at
-// most 2, so references are running ones whatever the arm: under a fixed one a weight may be 2^100.
+// most 2, so references are running ones whatever the arm: under a fixed one a weight may be 2^100. Under a running one that is
+// raised by more than 8 or not at all a weight is less than 2^9, and those from 2^-14 down lose fewer bits; in bf16 all have the
+// bits of ONLINE.
 //
 // Order of the sums of a row and head, whatever the tile, the grid and the other rows: it has one place among the 16 rows of each
 // mma, and sums of mma of its row alone. Scores: 16 elements at a time, ascending. l and o: keys 16 at a time within a split,
@@ -91,6 +93,7 @@ template <class T> struct alignas(16) Call {
   int num_heads, first_row, first_head;
   int vectors, heads_of_row;  // those that there are
   float below, above;         // how far from a fixed reference scores may lie
+  float threshold;            // how far above a running one the floor of the largest
   float newest_length;        // of the key that this launch stores
   unsigned ticket;
 
@@ -327,8 +330,8 @@ template <class T, int DIM> __device__ __forceinline__ void scores(const T* q, c
   }
 }
 
-// Turns scores into weights under the references m, which are raised first unless they are fixed, and packs them as the A operand of
-// P V. A score that a fixed reference does not allow makes its row not a number. `scales`: the factors on earlier sums.
+// Turns scores into weights under the references m, which are raised first where they are not fixed and too far behind (LOWEST, of no
+// keys, is that of any score), and packs them as the A operand of P V. A score that a fixed reference does not allow makes its row not a number. `scales`: the factors on earlier sums.
 template <class T>
 __device__ __forceinline__ void weigh(float (&x)[KEY_COLUMNS][4], const Call<T>& call, const Vector* vectors, int tile, bool fixed,
                                       float (&m)[2], float (&scales)[2], unsigned (&weights)[KEY_STEPS][4]) {
@@ -350,7 +353,7 @@ __device__ __forceinline__ void weigh(float (&x)[KEY_COLUMNS][4], const Call<T>&
 #pragma unroll
       for (int bits = 1; bits < 4; bits *= 2)
         largest = softmax::larger(__shfl_xor_sync(softmax::ALL_LANES, largest, bits), largest);
-      const float raised = floorf(largest);
+      const float floor = floorf(largest), raised = floor - m[i] > call.threshold ? floor : m[i];
       scales[i] = softmax::power_of_two(m[i] - raised);
       m[i] = raised;
     }
@@ -606,10 +609,11 @@ __device__ __forceinline__ void attend(const float* qkv, const rope::Unturned& u
     const Keys<T> keys{layer, block_tables + table_starts[first_row], kv_head, heads.num_kv_heads, DIM, context};
     const bool calibrated = arm == CALIBRATED;
     *shared.call = {keys, positions, states, heads.num_heads, first_row, first_head, rows * heads_of_row, heads_of_row,
-                    calibrated ? ranges[3 * kv_head + 1] : -INFINITY, calibrated ? ranges[3 * kv_head + 2] : INFINITY, 0.0f, 0};
+                    calibrated ? ranges[3 * kv_head + 1] : -INFINITY, calibrated ? ranges[3 * kv_head + 2] : INFINITY,
+                    arm == ONLINE_THRESHOLD ? THRESHOLD : 0.0f, 0.0f, 0};
   }
   __syncthreads();
-  Pass pass{Operand<T>::WIDE && arm != ONLINE, false, rows > 1};
+  Pass pass{Operand<T>::WIDE && is_fixed(arm), false, rows > 1};
   load_queries(*shared.call, shared, qkv, heads, unturned, max_vectors, log2_scale);
   const bool is_stored = unturned.rotation.angles == nullptr;
   if (!is_stored) bring_newest(*shared.call, shared, qkv, heads, unturned, int(blockIdx.z) == (units - 1) % blocks);

@@ -275,6 +275,9 @@ pub enum Softmax<'a> {
     /// The floor of the largest score so far: sums are rescaled whenever it grows.
     #[default]
     Online,
+    /// As `Online`, but a reference stays until that floor is more than 8 above it (the rule of FlashAttention-4), so that fewer sums
+    /// are rescaled. A backend may raise references sooner: those of the processor and the reference are the ones of `Online`.
+    OnlineThreshold,
     /// `floor(B) - 100`, where `B = |q| max|k| scale log2(e)` bounds all scores of the row: exponentials cannot overflow.
     Bounded,
     /// A reference per KV head. A score at or above the head's range stops its row.
@@ -282,6 +285,13 @@ pub enum Softmax<'a> {
     /// As `Calibrated`, and a score at or below the range stops its row as well, though it does no harm: the literal rule of
     /// FlashDecoding++, for measurements.
     CalibratedTwoSided(&'a [UnifiedRange]),
+}
+
+impl Softmax<'_> {
+    /// Whether references are chosen before a row's scores are known.
+    pub(crate) fn is_fixed(&self) -> bool {
+        !matches!(self, Softmax::Online | Softmax::OnlineThreshold)
+    }
 }
 
 /// What calibration found for the scores x of one KV head, in log2 units: nearly all lie in `a < x - phi < b`.

@@ -59,8 +59,9 @@ const LONG_SHAPE: (usize, usize) = (200, 1056);
 const RANGES: [UnifiedRange; 2] = [UnifiedRange { phi: 0, a: -80.0, b: 80.0 }; 2];
 
 /// Ways to compute attention.
-const SCHEMES: [(&str, AttentionScheme, Softmax<'static>); 4] = [
+const SCHEMES: [(&str, AttentionScheme, Softmax<'static>); 5] = [
     ("online", AttentionScheme::SplitKv, Softmax::Online),
+    ("online with a threshold", AttentionScheme::SplitKv, Softmax::OnlineThreshold),
     ("bounded", AttentionScheme::SplitKv, Softmax::Bounded),
     ("calibrated", AttentionScheme::SplitKv, Softmax::Calibrated(&RANGES)),
     ("naive", AttentionScheme::Naive, Softmax::Online),

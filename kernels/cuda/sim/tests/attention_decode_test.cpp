@@ -7,7 +7,7 @@ using namespace check;
 namespace {
 
 constexpr float LOG2_E = 1.44269504f, EPS = 1e-6f;
-constexpr int ONLINE = 0, BOUNDED = 1, CALIBRATED = 2;
+constexpr int ONLINE = 0, BOUNDED = 1, CALIBRATED = 2, ONLINE_THRESHOLD = 3;
 constexpr int ADJACENT_PAIRS = 0, HALF_SPLIT = 1;
 
 struct Layout {
@@ -157,7 +157,7 @@ unsigned compare_both(const Decoding<T>& decoding, bool normed, const Arm& arm, 
   return together.recomputed;
 }
 
-const Arm ARMS[] = {{}, {BOUNDED}, {CALIBRATED, 2, -INF, 60}, {CALIBRATED, 0, -INF, 1}, {CALIBRATED, 0, -2, 2}};
+const Arm ARMS[] = {{}, {BOUNDED}, {ONLINE_THRESHOLD}, {CALIBRATED, 2, -INF, 60}, {CALIBRATED, 0, -INF, 1}, {CALIBRATED, 0, -2, 2}};
 
 template <class T> void all_layouts() {
   Random random(1);

@@ -167,7 +167,7 @@ template <class T> void a_prompt_has_the_bits_of_decoding(const Layout& layout) 
   // Over the end of a block, and over where splits become longer: rows of a tile differ in the length of their splits.
   const bool few = quick || layout.head_dim > 64;
   const std::vector<Span> spans = {{0, 50, few ? 66 : 130}, {1, few ? 2047 : 2040, few ? 2050 : 2056}};
-  for (const Arm& arm : {Arm{}, Arm{BOUNDED}, Arm{CALIBRATED, 0, -INF, 2.5}}) {
+  for (const Arm& arm : {Arm{}, Arm{BOUNDED}, Arm{ONLINE_THRESHOLD}, Arm{CALIBRATED, 0, -INF, 2.5}}) {
     const Answer one_by_one = alone(sequences, spans, arm, DECODE);
     for (const Form& form : {PROMPT, Form{128, 3, ANY}, Form{32, 1, ANY}, Form{64, 1, 5}}) {
       const Answer together = attend(sequences, spans, arm, form, sim::Schedule::numbered(arm.arm + 2));
@@ -193,7 +193,7 @@ TEST(bits_are_the_same_in_every_schedule) {
   Random random(4);
   Sequences<__nv_bfloat16> sequences(random, {5, 1, 64}, {400, 70});
   const std::vector<Span> spans = {{0, 380, 400}, {1, 69, 70}};
-  for (const Arm& arm : {Arm{}, Arm{BOUNDED}, Arm{CALIBRATED, 0, -INF, 2}})
+  for (const Arm& arm : {Arm{}, Arm{BOUNDED}, Arm{ONLINE_THRESHOLD}, Arm{CALIBRATED, 0, -INF, 2}})
     for (const Form& form : {PROMPT, Form{32, 5, ANY}}) {
       Answer first;
       for (unsigned seed : {1u, 2u}) {
@@ -272,6 +272,7 @@ TEST(hard_scores_agree_with_float64_and_references_that_do_not_fit_are_noticed) 
       Arm arm;
       unsigned expected;
     } runs[] = {{{}, 0},
+                {{ONLINE_THRESHOLD}, 0},
                 {{BOUNDED}, hard.bounded},
                 {{CALIBRATED, 0, -INF, 60}, hard.calibrated},
                 {{CALIBRATED, 0, -60, 60}, hard.two_sided}};
@@ -330,11 +331,67 @@ TEST(arms_have_equal_bits_up_to_a_spread_of_102) {
       auto sequences = with_scores<__nv_bfloat16>(330, score, [=](int i) { return value * (1 + i % 3); });
       const std::vector<Span> spans = {{0, 328, 330}};
       const Answer online = attend(sequences, spans, {}, DECODE);
-      for (const Arm& arm : {Arm{BOUNDED}, Arm{CALIBRATED, -60, -200, 127}, Arm{CALIBRATED, 51, -200, 127}}) {
+      for (const Arm& arm : {Arm{BOUNDED}, Arm{ONLINE_THRESHOLD}, Arm{CALIBRATED, -60, -200, 127}, Arm{CALIBRATED, 51, -200, 127}}) {
         const Answer answer = attend(sequences, spans, arm, PROMPT);
         CHECK(answer.recomputed == 0 && same_bits(answer.out, online.out), arm.name() + ", values around " + std::to_string(value));
       }
     }
+}
+
+// Scores of key i, in tiles of 64 keys; the last rows' splits have four of them.
+struct Late {
+  const char* name;
+  std::function<float(int)> score;
+  float largest_score;
+};
+
+std::vector<Late> late_cases() {
+  return {
+      {"rising by 3 a tile", [](int i) { return i / 64 * 3 - 99.0f; }, 99},
+      {"rising by 8 a tile", [](int i) { return i / 64 % 8 * 8 - 30.0f; }, 30},
+      {"rising by 9 a tile", [](int i) { return i / 64 % 8 * 9 - 30.0f; }, 40},
+      {"rising by 20 a tile", [](int i) { return i / 64 % 4 * 20 - 30.0f; }, 30},
+      {"rising by a little a key", [](int i) { return i % 256 / 20.0f; }, 13},
+      {"falling by 5 a tile", [](int i) { return 20 - i / 64 % 8 * 5.0f; }, 20},
+      {"alternating", [](int i) { return i % 2 ? 4.5f : -4.5f; }, 5},
+      {"one hot", [](int i) { return i == 4150 ? 59.0f : -20.0f; }, 59},
+      {"all equal", [](int) { return 4.0f; }, 4},
+      {"a tile of each split masked", [](int i) { return i / 64 % 4 == 2 ? -INF : i % 5; }, 5},
+      {"the first tiles of each split masked", [](int i) { return i / 64 % 4 < 2 ? -INF : i % 256 / 20.0f; }, 13},
+  };
+}
+
+TEST(references_that_are_raised_late_have_the_bits_of_running_ones_in_bf16) {
+  constexpr int LEN = 4200;
+  const std::vector<Span> spans = {{0, LEN - 2, LEN}};
+  const auto value = [](int i) { return 1.0f + i % 7; };
+  const Arm late{ONLINE_THRESHOLD};
+  int number = 0;
+  for (const Late& scores : late_cases()) {
+    number++;
+    if (quick && number % 3 != 0) continue;
+    auto in_bf16 = with_scores<__nv_bfloat16>(LEN, scores.score, value);
+    const Row online = attend(in_bf16, spans, {}, DECODE).out;
+    for (const Form& form : {DECODE, PROMPT}) {
+      const Answer answer = attend(in_bf16, spans, late, form, sim::Schedule::numbered(number % 8));
+      CHECK(same_bits(answer.out, online) && answer.recomputed == 0, std::string(scores.name) + ", " + form.name());
+    }
+    compare_rows(in_bf16, spans, online, scores.largest_score, 7, scores.name);
+    auto in_f16 = with_scores<__half>(LEN, scores.score, value);
+    compare_rows(in_f16, spans, attend(in_f16, spans, late, DECODE).out, scores.largest_score, 7, scores.name);
+  }
+  auto masked = with_scores<__nv_bfloat16>(LEN, [](int) { return -INF; }, value);
+  for (float x : attend(masked, spans, late, DECODE).out) CHECK(x == 0, "all masked");
+}
+
+// Weights beside a reference that is 7 too high are subnormal numbers of float16.
+TEST(a_reference_that_is_raised_late_leaves_small_weights_of_f16_their_bits) {
+  const auto score = [](int i) { return i % 128 < 64 ? 0.0f : i % 128 == 64 ? 7.5f : -10.3f; };
+  auto sequences = with_scores<__half>(2200, score, [](int i) { return 1.0f + i % 7; });
+  const std::vector<Span> spans = {{0, 2199, 2200}};
+  const Row online = attend(sequences, spans, {}, DECODE).out, late = attend(sequences, spans, {ONLINE_THRESHOLD}, DECODE).out;
+  CHECK(!same_bits(online, late), "the arm has references of its own");
+  compare_rows(sequences, spans, late, 11, 7, "raised late");
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 namespace check {
 
 constexpr float LOG2_E = 1.44269504f;
-constexpr int ONLINE = 0, BOUNDED = 1, CALIBRATED = 2;
+constexpr int ONLINE = 0, BOUNDED = 1, CALIBRATED = 2, ONLINE_THRESHOLD = 3;
 
 struct Layout {
   int num_heads, num_kv_heads, head_dim;

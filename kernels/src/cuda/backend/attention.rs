@@ -202,6 +202,7 @@ fn prepare<D: Device>(
     }
     let (arm, references): (i32, Vec<f32>) = match params.softmax {
         Softmax::Online => (0, Vec::new()),
+        Softmax::OnlineThreshold => (3, Vec::new()),
         Softmax::Bounded => (1, Vec::new()),
         Softmax::Calibrated(ranges) => {
             (2, ranges.iter().flat_map(|range| [range.phi as f32, f32::NEG_INFINITY, range.b.min(127.0)]).collect())
