@@ -54,6 +54,15 @@ template <class T> struct Keys {
   __device__ __forceinline__ const T* value(int position) const {
     return piece(position / BLOCK_SIZE).values + position % BLOCK_SIZE * head_dim;
   }
+  // What elements that key and value point at are multiples of.
+  __device__ __forceinline__ float key_scale(int position) const {
+    if constexpr (elements::SCALED<T>) return fabsf(elements::to_float(piece(position / BLOCK_SIZE).scales[position % BLOCK_SIZE].key));
+    return 1.0f;
+  }
+  __device__ __forceinline__ float value_scale(int position) const {
+    if constexpr (elements::SCALED<T>) return fabsf(elements::to_float(piece(position / BLOCK_SIZE).scales[position % BLOCK_SIZE].value));
+    return 1.0f;
+  }
   // The largest length of a key; a whole warp calls it.
   __device__ __forceinline__ float longest() const {
     const int last = (context - 1) / BLOCK_SIZE;

@@ -245,7 +245,7 @@ fn late_references_have_the_bits_of_running_ones<B: Backend>(backend: &B) {
         ("rising by 20 a block", Box::new(|i| (i / 64 % 4 * 20) as f32 - 30.0)),
         ("a little a key", Box::new(|i| (i % 128) as f32 / 8.0)),
     ];
-    for dtype in [KvDtype::F16, KvDtype::BF16, KvDtype::F32] {
+    for dtype in [KvDtype::F16, KvDtype::BF16, KvDtype::F32, KvDtype::F8E4M3] {
         for (what, score) in thinned(&orders, 3) {
             let sequences = with_scores(dtype, 2150, score, |i| (1 + i % 7) as f32);
             let (expected, _) = run(backend, &sequences, How::ONLINE);

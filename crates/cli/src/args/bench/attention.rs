@@ -73,6 +73,8 @@ pub(crate) enum KvKind {
     /// Signed bytes with a scale per 32 elements.
     #[value(name = "q8_0")]
     Q8,
+    /// Floats of eight bits (e4m3) with a scale per head; a GPU's, with heads of 64, 96, 128 and 256.
+    F8,
 }
 
 impl KvKind {
@@ -82,6 +84,7 @@ impl KvKind {
             KvKind::Bf16 => KvDtype::BF16,
             KvKind::F32 => KvDtype::F32,
             KvKind::Q8 => KvDtype::Q8_0,
+            KvKind::F8 => KvDtype::F8E4M3,
         }
     }
 }
