@@ -324,13 +324,15 @@ template <class T, int DIM>
 __device__ __forceinline__ void load_piece(const Keys<T>& keys, int tile, bool values, T* to) {
   constexpr int CHUNKS = Copies<T, DIM>::CHUNKS, KEYS_AT_ONCE = Copies<T, DIM>::KEYS_AT_ONCE;
   constexpr int STRIDE = elements::SCALED<T> ? DIM : Shape<DIM>::STRIDE;
-  const int lane = threadIdx.x % 32, at = lane % CHUNKS * Copies<T, DIM>::CHUNK;
+  // With bytes, what follows from it would take registers that the larger heads' sums need.
+  const unsigned thread = elements::SCALED<T> ? ptx::thread_index() : threadIdx.x;
+  const int lane = thread % 32, at = lane % CHUNKS * Copies<T, DIM>::CHUNK;
   const Piece<T> piece = keys.piece(tile);
   const T* const from = (values ? piece.values : piece.keys) + at;
   const int visible = keys.context - tile * BLOCK_SIZE;
   if (lane >= KEYS_AT_ONCE * CHUNKS) return;
 #pragma unroll 4
-  for (int key = threadIdx.x / 32 * KEYS_AT_ONCE + lane / CHUNKS; key < BLOCK_SIZE; key += blockDim.x / 32 * KEYS_AT_ONCE) {
+  for (int key = thread / 32 * KEYS_AT_ONCE + lane / CHUNKS; key < BLOCK_SIZE; key += blockDim.x / 32 * KEYS_AT_ONCE) {
     ptx::copy_async_16(to + key * STRIDE + at, from + key * DIM, key < visible);
     if constexpr (elements::SCALED<T>)
       if (at == 0) ptx::copy_async_4(Shared<T, DIM>::scales(to) + key, piece.scales + key, key < visible);
@@ -380,11 +382,12 @@ __device__ __forceinline__ void widen(uint4 bytes, unsigned scale, uint4 (&to)[2
 // Widens the rows that this warp had copied.
 template <class T, int DIM> __device__ __forceinline__ void widen_piece(const T* from, const Scales* scales, bool values, Element<T>* to) {
   constexpr int CHUNKS = Copies<T, DIM>::CHUNKS, KEYS_AT_ONCE = Copies<T, DIM>::KEYS_AT_ONCE;
-  const int lane = threadIdx.x % 32, at = lane % CHUNKS * Copies<T, DIM>::CHUNK;
+  const unsigned thread = ptx::thread_index();
+  const int lane = thread % 32, at = lane % CHUNKS * Copies<T, DIM>::CHUNK;
   if (lane >= KEYS_AT_ONCE * CHUNKS) return;
   // More, and the larger heads' sums have no registers left.
 #pragma unroll 1
-  for (int key = threadIdx.x / 32 * KEYS_AT_ONCE + lane / CHUNKS; key < BLOCK_SIZE; key += blockDim.x / 32 * KEYS_AT_ONCE) {
+  for (int key = thread / 32 * KEYS_AT_ONCE + lane / CHUNKS; key < BLOCK_SIZE; key += blockDim.x / 32 * KEYS_AT_ONCE) {
     const uint4 bytes = *reinterpret_cast<const uint4*>(from + key * DIM + at);
     uint4 x[2];
     widen(bytes, __bfloat16_as_ushort(values ? scales[key].value : scales[key].key), x);

@@ -32,6 +32,13 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
+// threadIdx.x, read anew: nothing that follows from it stays in registers from one use to the next.
+__device__ __forceinline__ unsigned thread_index() {
+  unsigned index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+}
+
 // Brings the line of a global address into the second-level cache.
 __device__ __forceinline__ void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 

@@ -270,12 +270,12 @@ TEST(e4m3_has_the_bits_of_a_bf16_cache_that_holds_the_same_numbers) {
   }
 }
 
-// A row that sees one key has its value for an answer.
+// A row that sees one key has its value for an answer, times and over a weight of less than 2.
 TEST(all_codes_of_e4m3_are_read_under_all_scales) {
   Random random(10);
   Sequences<__nv_fp8_e4m3> sequences(random, {1, 1, 256}, {1});
   const int slot = sequences.tables[0][0] * BLOCK_SIZE;
-  for (int exponent : {-124, -100, -9, 0, 7, 8, 100, 119}) {
+  for (int exponent : {-124, -100, -9, 0, 7, 8, 100, 118}) {
     for (bool all_finite : {false, true}) {
       const float scale = std::ldexp(1.0f, exponent);
       sequences.cache.scales(slot, 0)[1] = __float2bfloat16(all_finite ? scale : -scale);
