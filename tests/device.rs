@@ -181,9 +181,10 @@ fn benchmarks_of_a_gpu_have_its_name_and_its_clock() {
     assert_eq!(softmax.len(), 2 + 5 + 4, "{softmax:?}");
     let attention =
         rows("bench attention --heads 4/2x64 --keys 128 --kv bf16 --ring-mib 0 --time-ms 0 --candle-keys 128");
-    let arms = ["online", "calibrated", "bounded", "naive", "reads"].map(|arm| format!("4/2x64 b1@128 {arm}"));
-    assert_eq!(cases(&attention)[1..6], arms);
-    assert!(attention.len() == 7 && attention[1]["params"]["of_reads"].is_f64(), "{attention:?}");
+    let arms = ["online", "calibrated", "bounded", "online-threshold", "naive", "reads"]
+        .map(|arm| format!("4/2x64 b1@128 {arm}"));
+    assert_eq!(cases(&attention)[1..7], arms);
+    assert!(attention.len() == 8 && attention[1]["params"]["of_reads"].is_f64(), "{attention:?}");
     // The played second-level cache has 50 MiB.
     assert!(attention[1]["params"]["ring_bytes"].as_u64() >= Some(200 << 20), "{attention:?}");
     let model = rows("bench model -m tiny.gguf --case tg2");

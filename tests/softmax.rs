@@ -143,7 +143,7 @@ fn answers_do_not_depend_on_the_softmax() {
     };
     let online = answer("online");
     assert!(!online.is_empty());
-    for softmax in ["auto", "bounded", "calibrated", "calibrated-two-sided"] {
+    for softmax in ["auto", "online-threshold", "bounded", "calibrated", "calibrated-two-sided"] {
         assert_eq!(answer(softmax), online, "{softmax}");
     }
 }

@@ -4,18 +4,29 @@
 // Scores are in log2 units and all references whole, so correcting by 2^(m - m') rounds nothing, and the arms have the same
 // bits where no weight is below 2^-126 of its reference (kernels/src/cpu/attention/references.rs has the exact condition):
 //
-// | arm        | reference m of a row and head                                     | computed again, under running ones, if           |
-// |------------|-------------------------------------------------------------------|--------------------------------------------------|
-// | ONLINE     | floor of the largest score so far                                 | never                                            |
-// | BOUNDED    | floor(B) - 100, B = |q| max|k| scale log2 e bounds all its scores | not 2^-100 keys <= l < 2^126, or o is not finite |
-// | CALIBRATED | phi of the KV head                                                | a score outside (phi + below, phi + above), or so |
+// | arm              | reference m of a row and head                                     | computed again, under running ones, if           |
+// |------------------|-------------------------------------------------------------------|--------------------------------------------------|
+// | ONLINE           | floor of the largest score so far                                 | never                                            |
+// | BOUNDED          | floor(B) - 100, B = |q| max|k| scale log2 e bounds all its scores | not 2^-100 keys <= l < 2^126, or o is not finite |
+// | CALIBRATED       | phi of the KV head                                                | a score outside (phi + below, phi + above), or so |
+// | ONLINE_THRESHOLD | that floor where it was last more than 8 above the one before     | never                                            |
+//
+// ONLINE_THRESHOLD is the rule of FlashAttention-4: sums are rescaled where a reference has fallen behind by a factor of more than
+// 2^8, and weights are less than 2^9. Within a split alone: each begins with a reference of its own. Kernels by multiply-adds take
+// it for ONLINE.
 #pragma once
 #include "softmax_common.cuh"
 #include "step.cuh"
 
 namespace attention {
 
-enum Arm { ONLINE = 0, BOUNDED = 1, CALIBRATED = 2 };
+enum Arm { ONLINE = 0, BOUNDED = 1, CALIBRATED = 2, ONLINE_THRESHOLD = 3 };
+
+// How far the floor of the largest score may be above a running reference, in log2 units.
+constexpr float THRESHOLD = 8.0f;
+
+// Whether references are chosen before a row's scores are known.
+__device__ __forceinline__ bool is_fixed(int arm) { return arm == BOUNDED || arm == CALIBRATED; }
 
 constexpr int MAX_SPLITS = 32;
 
@@ -42,6 +53,15 @@ template <class T> struct Keys {
   }
   __device__ __forceinline__ const T* value(int position) const {
     return piece(position / BLOCK_SIZE).values + position % BLOCK_SIZE * head_dim;
+  }
+  // What elements that key and value point at are multiples of.
+  __device__ __forceinline__ float key_scale(int position) const {
+    if constexpr (elements::SCALED<T>) return fabsf(elements::to_float(piece(position / BLOCK_SIZE).scales[position % BLOCK_SIZE].key));
+    return 1.0f;
+  }
+  __device__ __forceinline__ float value_scale(int position) const {
+    if constexpr (elements::SCALED<T>) return fabsf(elements::to_float(piece(position / BLOCK_SIZE).scales[position % BLOCK_SIZE].value));
+    return 1.0f;
   }
   // The largest length of a key; a whole warp calls it.
   __device__ __forceinline__ float longest() const {

@@ -54,7 +54,7 @@ template <class T> struct Raw {
     // The last warp has the fewest queries.
     if (warp == WARPS - 1) {
       const float* const key = heads.of(given.qkv, blockIdx.x, heads.num_heads + kv_head);
-      const float length = unturned.bring_key(key, head_dim, newest.turning, newest.key);
+      const float length = unturned.bring_key(key, head_dim, newest.turning, StoredHead<T>{newest.key, nullptr});
       if (threadIdx.x % 32 == 0) newest.length = length;
     }
     const float* const value = heads.of(given.qkv, blockIdx.x, heads.num_heads + heads.num_kv_heads + kv_head);

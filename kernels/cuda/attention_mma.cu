@@ -1,5 +1,5 @@
 // Causal attention over the paged cache on tensor cores, one kernel for decoding and for prompts: out = softmax(scale q k^T) v per
-// query head, for heads of 64, 96, 128 and 256 elements and caches of bf16 and f16. Rows come with their heads turned and their
+// query head, for heads of 64, 96, 128 and 256 elements and caches of bf16, f16 and e4m3. Rows come with their heads turned and their
 // keys and values stored (rope_kv_store); or, where each is the only one of its sequence, as the product left them, and are
 // normed, turned and stored here, to the same bits.
 //
@@ -13,7 +13,11 @@
 // float32. The weights 2^(x - m) are rounded to the cache's type where they lie, in S's accumulators, which then are the A operand
 // of P V; l is one more column of that product, of ones, so it is the sum of the rounded weights.
 // f16: a query is scaled by a power of two for its largest element to lie in [1, 2), and undone with the scale; weights are at
-// most 2, so references are running ones whatever the arm: under a fixed one a weight may be 2^100.
+// most 2, so references are running ones whatever the arm: under a fixed one a weight may be 2^100. Under a running one that is
+// raised by more than 8 or not at all a weight is less than 2^9, and those from 2^-14 down lose fewer bits; in bf16 all have the
+// bits of ONLINE.
+// e4m3: an element times the scale of its head is a bf16 number. Pieces arrive as bytes, a warp widens the rows that it had copied
+// itself, and what follows is that of bf16: the bits are those of a bf16 cache that holds the same numbers.
 //
 // Order of the sums of a row and head, whatever the tile, the grid and the other rows: it has one place among the 16 rows of each
 // mma, and sums of mma of its row alone. Scores: 16 elements at a time, ascending. l and o: keys 16 at a time within a split,
@@ -30,6 +34,9 @@
 // included, and about 25 for each weight. A tile of 64 keys of 128 elements has a warp issue some 128 mma, 70 ldmatrix and 900
 // others: that bounds prompts, at about a third of what the tensor cores do. In decoding one warp of 16 vectors takes some 1.2 us for
 // 32 KB, three of them on an SM ask for 10 TB/s: DRAM bounds long contexts, latency short ones. Computed, not measured.
+// e4m3: 2 DIM + 8 bytes for each key. Widening is some 65 instructions for 16 elements, 2100 of a tile of 128 elements, which the warps of
+// a block share. In decoding the one warp has all of them and takes twice as long for half of the bytes, 3 TB/s with three on an SM: that
+// bounds long contexts where DRAM is faster. Computed, not measured.
 //
 // Rows as the product left them: every block turns its queries and the row's key. The one that has the last split writes key and
 // value into the cache before it reads them there; the others ask for no key of that block of the cache, and for its lengths no
@@ -54,6 +61,8 @@ template <int DIM> struct Shape {
   // Elements from one row of shared memory to the next: 16 bytes more than a multiple of 32, an odd number of times 16.
   static constexpr int STRIDE = DIM + 8;
   static constexpr int STAGES = DIM <= 128 ? 4 : 2;
+  // Widened pieces of bytes: of one, all warps have to be done with it before the next is written.
+  static constexpr int WIDENED = DIM <= 128 ? 2 : 1;
   static_assert(DIM % 32 == 0 && WIDTH % 16 == 0, "whole pairs of columns, and a lane has whole elements of a query");
 };
 
@@ -66,6 +75,7 @@ template <> struct Operand<__nv_bfloat16> {
   static __device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     ptx::mma_m16n8k16_bf16(d, a, b);
   }
+  using Element = __nv_bfloat16;
 };
 template <> struct Operand<__half> {
   static constexpr bool WIDE = false;
@@ -74,7 +84,10 @@ template <> struct Operand<__half> {
   static __device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     ptx::mma_m16n8k16_f16(d, a, b);
   }
+  using Element = __half;
 };
+template <> struct Operand<__nv_fp8_e4m3> : Operand<__nv_bfloat16> {};
+template <class T> using Element = typename Operand<T>::Element;
 
 // A query vector, as far as threads ask for it in every tile.
 struct alignas(16) Vector {
@@ -91,6 +104,7 @@ template <class T> struct alignas(16) Call {
   int num_heads, first_row, first_head;
   int vectors, heads_of_row;  // those that there are
   float below, above;         // how far from a fixed reference scores may lie
+  float threshold;            // how far above a running one the floor of the largest
   float newest_length;        // of the key that this launch stores
   unsigned ticket;
 
@@ -166,31 +180,42 @@ template <int DIM> struct SumsBefore {
 };
 
 // Shared memory: the call, STAGES pieces of 64 rows, the block's V queries, of each a Vector and two numbers, and sums of each
-// thread: shared_bytes(DIM, V) = 128 + 2 (DIM + 8) (64 STAGES + V) + 24 V + 16 (1 + WIDTH / 8) threads.
+// thread: shared_bytes(DIM, V) = 128 + 2 (DIM + 8) (64 STAGES + V) + 24 V + 16 (1 + WIDTH / 8) threads. With e4m3 there are WIDENED
+// pieces in place of STAGES, and STAGES ones of 64 (DIM + 4) bytes: rows, and the two scales of each.
 template <class T, int DIM> struct Shared {
+  static constexpr int PIECES = elements::SCALED<T> ? Shape<DIM>::WIDENED : Shape<DIM>::STAGES;
+  static constexpr int ARRIVING = elements::SCALED<T> ? BLOCK_SIZE * (DIM * sizeof(T) + sizeof(Scales)) : 0;
   static constexpr int CALL_BYTES = 128;
   static_assert(sizeof(Call<T>) <= CALL_BYTES, "the call has its place");
   Call<T>* call;
-  T *ring, *q;
+  Element<T> *ring, *q;
+  unsigned char* arriving_ring;
   Vector* vectors;
   unsigned *pending, *odd;  // whether an answer is to come; what is wrong with sums
   float4* before;           // of splits
 
   __device__ __forceinline__ Shared(unsigned char* memory, int num_vectors) {
     call = reinterpret_cast<Call<T>*>(memory);
-    ring = reinterpret_cast<T*>(memory + CALL_BYTES);
-    q = ring + Shape<DIM>::STAGES * BLOCK_SIZE * Shape<DIM>::STRIDE;
+    ring = reinterpret_cast<Element<T>*>(memory + CALL_BYTES);
+    arriving_ring = reinterpret_cast<unsigned char*>(ring + PIECES * BLOCK_SIZE * Shape<DIM>::STRIDE);
+    q = reinterpret_cast<Element<T>*>(arriving_ring + Shape<DIM>::STAGES * ARRIVING);
     vectors = reinterpret_cast<Vector*>(q + num_vectors * Shape<DIM>::STRIDE);
     pending = reinterpret_cast<unsigned*>(vectors + num_vectors);
     odd = pending + num_vectors;
     before = reinterpret_cast<float4*>(odd + num_vectors);
   }
-  __device__ __forceinline__ T* piece(int number) const {
-    return ring + number % Shape<DIM>::STAGES * BLOCK_SIZE * Shape<DIM>::STRIDE;
+  __device__ __forceinline__ Element<T>* piece(int number) const {
+    return ring + number % PIECES * BLOCK_SIZE * Shape<DIM>::STRIDE;
   }
+  // Where a piece arrives as the cache has it, and the scales of its rows.
+  __device__ __forceinline__ T* arriving(int number) const {
+    if constexpr (elements::SCALED<T>) return reinterpret_cast<T*>(arriving_ring + number % Shape<DIM>::STAGES * ARRIVING);
+    else return piece(number);
+  }
+  static __device__ __forceinline__ Scales* scales(T* arriving) { return reinterpret_cast<Scales*>(arriving + BLOCK_SIZE * DIM); }
   // Room for a head, while no piece is loaded; and for one of the cache's type.
   __device__ __forceinline__ float* room_of_warp() const { return reinterpret_cast<float*>(ring) + threadIdx.x / 32 * DIM; }
-  __device__ __forceinline__ T* room_for_key() const { return ring + BLOCK_SIZE * Shape<DIM>::STRIDE; }
+  __device__ __forceinline__ StoredHead<T> room_for_key() const { return {arriving(1), &scales(arriving(1))->key}; }
   __device__ __forceinline__ SumsBefore<DIM> sums_before() const { return {before + threadIdx.x}; }
   // The first of the two vectors whose sums a lane has columns of, rows lane / 4 and lane / 4 + 8 of its warp's 16.
   __device__ __forceinline__ int vector() const {
@@ -234,7 +259,7 @@ __device__ __forceinline__ void load_queries(const Call<T>& call, const Shared<T
     const float down = softmax::power_of_two(-exponent), up = softmax::power_of_two(exponent) * log2_scale;
 #pragma unroll
     for (int i = 0; i < DIM / 32; i++) {
-      const T rounded = elements::from_float<T>(q[i] * down);
+      const Element<T> rounded = elements::from_float<Element<T>>(q[i] * down);
       shared.q[vector * Shape<DIM>::STRIDE + lane + 32 * i] = rounded;
       const float in_log2 = elements::to_float(rounded) * up;
       squares = fmaf(in_log2, in_log2, squares);
@@ -255,7 +280,7 @@ __device__ __forceinline__ void bring_newest(Call<T>& call, const Shared<T, DIM>
   const int position = call.keys.context - 1, place = position % BLOCK_SIZE, head = heads.num_heads + call.keys.kv_head;
   const Piece<T> piece = call.keys.piece(position / BLOCK_SIZE);
   if (threadIdx.x / 32 == blockDim.x / 32 - 1) {
-    T* const to = is_to_store ? piece.keys + place * DIM : shared.room_for_key();
+    const StoredHead<T> to = is_to_store ? piece.key(place, DIM) : shared.room_for_key();
     __syncwarp();
     const float length = unturned.bring_key(heads.of(qkv, call.first_row, head), DIM, shared.room_of_warp(), to);
     if (threadIdx.x % 32 == 0) {
@@ -266,7 +291,11 @@ __device__ __forceinline__ void bring_newest(Call<T>& call, const Shared<T, DIM>
   }
   if (!is_to_store) return;
   const float* const value = heads.of(qkv, call.first_row, head + heads.num_kv_heads);
-  for (int d = threadIdx.x; d < DIM; d += blockDim.x) piece.values[place * DIM + d] = elements::from_float<T>(value[d]);
+  if constexpr (elements::SCALED<T>) {
+    if (threadIdx.x < 32) rope::store_head(value, piece.value(place, DIM), DIM);
+  } else {
+    for (int d = threadIdx.x; d < DIM; d += blockDim.x) piece.values[place * DIM + d] = elements::from_float<T>(value[d]);
+  }
   __threadfence();  // asynchronous copies read past the first-level cache
 }
 
@@ -288,26 +317,95 @@ __device__ __forceinline__ void fix_references(const Call<T>& call, const Shared
   }
 }
 
+// How a warp copies rows of a piece: chunks of 16 bytes of a row, and rows at once, with some lanes idle where 32 is no multiple.
+template <class T, int DIM> struct Copies {
+  static constexpr int CHUNK = 16 / sizeof(T), CHUNKS = DIM / CHUNK, KEYS_AT_ONCE = 32 / CHUNKS;
+};
+
 // Has keys or values of a tile copied into shared memory; zeros for keys that nobody sees.
 template <class T, int DIM>
 __device__ __forceinline__ void load_piece(const Keys<T>& keys, int tile, bool values, T* to) {
-  // Chunks of a row, and rows that a warp copies at once, with some lanes idle where 32 is no multiple.
-  constexpr int CHUNKS = DIM / elements::CHUNK, KEYS_AT_ONCE = 32 / CHUNKS;
-  const int lane = threadIdx.x % 32, at = lane % CHUNKS * elements::CHUNK;
+  constexpr int CHUNKS = Copies<T, DIM>::CHUNKS, KEYS_AT_ONCE = Copies<T, DIM>::KEYS_AT_ONCE;
+  constexpr int STRIDE = elements::SCALED<T> ? DIM : Shape<DIM>::STRIDE;
+  // With bytes, what follows from it would take registers that the larger heads' sums need.
+  const unsigned thread = elements::SCALED<T> ? ptx::thread_index() : threadIdx.x;
+  const int lane = thread % 32, at = lane % CHUNKS * Copies<T, DIM>::CHUNK;
   const Piece<T> piece = keys.piece(tile);
   const T* const from = (values ? piece.values : piece.keys) + at;
   const int visible = keys.context - tile * BLOCK_SIZE;
   if (lane >= KEYS_AT_ONCE * CHUNKS) return;
 #pragma unroll 4
-  for (int key = threadIdx.x / 32 * KEYS_AT_ONCE + lane / CHUNKS; key < BLOCK_SIZE; key += blockDim.x / 32 * KEYS_AT_ONCE)
-    ptx::copy_async_16(to + key * Shape<DIM>::STRIDE + at, from + key * DIM, key < visible);
+  for (int key = thread / 32 * KEYS_AT_ONCE + lane / CHUNKS; key < BLOCK_SIZE; key += blockDim.x / 32 * KEYS_AT_ONCE) {
+    ptx::copy_async_16(to + key * STRIDE + at, from + key * DIM, key < visible);
+    if constexpr (elements::SCALED<T>)
+      if (at == 0) ptx::copy_async_4(Shared<T, DIM>::scales(to) + key, piece.scales + key, key < visible);
+  }
+}
+
+// Four elements of e4m3 as pairs of bf16, times 2^-120: sign, exponent and significand in their places, subnormal numbers too. What
+// is not a number is like 480 there, unless it is looked for: then all bits of its exponent are set.
+template <bool LOOK> __device__ __forceinline__ uint2 in_place(unsigned four) {
+  const auto pair = [&](unsigned bytes) {
+    const unsigned x = __byte_perm(four, 0, bytes);
+    unsigned both = (x & 0x80008000) | (x >> 4 & 0x07f007f0);
+    if (LOOK) {
+      const unsigned odd = ((four & 0x7f7f7f7f) + 0x01010101) & 0x80808080;
+      both |= (__byte_perm(odd, 0, bytes) >> 4) * 15;
+    }
+    return both;
+  };
+  return make_uint2(pair(0x1404), pair(0x3424));
+}
+
+// Sixteen elements times the scale of their head, exactly. Where all are numbers and the scale is at most 2^7 its product with 2^120
+// is a number, and one multiplication enough.
+__device__ __forceinline__ void widen(uint4 bytes, unsigned scale, uint4 (&to)[2]) {
+  constexpr unsigned UP = 0x3c00, AT_MOST = 0x4300;  // 120 more in the exponent; 2^7
+  unsigned* const pairs = reinterpret_cast<unsigned*>(to);
+  const unsigned four[] = {bytes.x, bytes.y, bytes.z, bytes.w};
+  if (scale <= AT_MOST) {
+    const unsigned factor = __byte_perm(scale + UP, 0, 0x1010);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const uint2 x = in_place<false>(four[i]);
+      pairs[2 * i] = ptx::multiply_bf16x2(x.x, factor);
+      pairs[2 * i + 1] = ptx::multiply_bf16x2(x.y, factor);
+    }
+    return;
+  }
+  const unsigned factor = __byte_perm(scale & 0x7fff, 0, 0x1010);
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const uint2 x = in_place<true>(four[i]);
+    pairs[2 * i] = ptx::multiply_bf16x2(ptx::multiply_bf16x2(x.x, 0x7b807b80), factor);
+    pairs[2 * i + 1] = ptx::multiply_bf16x2(ptx::multiply_bf16x2(x.y, 0x7b807b80), factor);
+  }
+}
+
+// Widens the rows that this warp had copied.
+template <class T, int DIM> __device__ __forceinline__ void widen_piece(const T* from, const Scales* scales, bool values, Element<T>* to) {
+  constexpr int CHUNKS = Copies<T, DIM>::CHUNKS, KEYS_AT_ONCE = Copies<T, DIM>::KEYS_AT_ONCE;
+  const unsigned thread = ptx::thread_index();
+  const int lane = thread % 32, at = lane % CHUNKS * Copies<T, DIM>::CHUNK;
+  if (lane >= KEYS_AT_ONCE * CHUNKS) return;
+  // More, and the larger heads' sums have no registers left.
+#pragma unroll 1
+  for (int key = thread / 32 * KEYS_AT_ONCE + lane / CHUNKS; key < BLOCK_SIZE; key += blockDim.x / 32 * KEYS_AT_ONCE) {
+    const uint4 bytes = *reinterpret_cast<const uint4*>(from + key * DIM + at);
+    uint4 x[2];
+    widen(bytes, __bfloat16_as_ushort(values ? scales[key].value : scales[key].key), x);
+    uint4* const row = reinterpret_cast<uint4*>(to + key * Shape<DIM>::STRIDE + at);
+    row[0] = x[0];
+    row[1] = x[1];
+  }
 }
 
 // Scores of the warp's vectors and a tile's keys, not scaled yet: x[n] are those of keys 8 n + 2 (lane % 4) and the next, as in Sums.
-template <class T, int DIM> __device__ __forceinline__ void scores(const T* q, const T* keys, float (&x)[KEY_COLUMNS][4]) {
+template <class T, int DIM>
+__device__ __forceinline__ void scores(const Element<T>* q, const Element<T>* keys, float (&x)[KEY_COLUMNS][4]) {
   const int lane = threadIdx.x % 32, row = lane % 8, matrix = lane / 8;
-  const T* const q_row = q + (matrix % 2 * 8 + row) * Shape<DIM>::STRIDE + matrix / 2 * 8;
-  const T* const key_row = keys + (matrix / 2 * 8 + row) * Shape<DIM>::STRIDE + matrix % 2 * 8;
+  const Element<T>* const q_row = q + (matrix % 2 * 8 + row) * Shape<DIM>::STRIDE + matrix / 2 * 8;
+  const Element<T>* const key_row = keys + (matrix / 2 * 8 + row) * Shape<DIM>::STRIDE + matrix % 2 * 8;
 #pragma unroll
   for (int n = 0; n < KEY_COLUMNS; n++)
 #pragma unroll
@@ -327,8 +425,8 @@ template <class T, int DIM> __device__ __forceinline__ void scores(const T* q, c
   }
 }
 
-// Turns scores into weights under the references m, which are raised first unless they are fixed, and packs them as the A operand of
-// P V. A score that a fixed reference does not allow makes its row not a number. `scales`: the factors on earlier sums.
+// Turns scores into weights under the references m, which are raised first where they are not fixed and too far behind (LOWEST, of no
+// keys, is that of any score), and packs them as the A operand of P V. A score that a fixed reference does not allow makes its row not a number. `scales`: the factors on earlier sums.
 template <class T>
 __device__ __forceinline__ void weigh(float (&x)[KEY_COLUMNS][4], const Call<T>& call, const Vector* vectors, int tile, bool fixed,
                                       float (&m)[2], float (&scales)[2], unsigned (&weights)[KEY_STEPS][4]) {
@@ -350,7 +448,7 @@ __device__ __forceinline__ void weigh(float (&x)[KEY_COLUMNS][4], const Call<T>&
 #pragma unroll
       for (int bits = 1; bits < 4; bits *= 2)
         largest = softmax::larger(__shfl_xor_sync(softmax::ALL_LANES, largest, bits), largest);
-      const float raised = floorf(largest);
+      const float floor = floorf(largest), raised = floor - m[i] > call.threshold ? floor : m[i];
       scales[i] = softmax::power_of_two(m[i] - raised);
       m[i] = raised;
     }
@@ -379,10 +477,10 @@ __device__ __forceinline__ unsigned masked(unsigned values, int from, int visibl
 
 // sums = sums + weights * values of a tile. Carefully: row by row, with the values that the row does not see zero.
 template <class T, int DIM>
-__device__ __forceinline__ void add_values(const unsigned (&weights)[KEY_STEPS][4], const T* values, const Vector* vectors, int tile,
-                                           bool careful, Sums<DIM>& sums) {
+__device__ __forceinline__ void add_values(const unsigned (&weights)[KEY_STEPS][4], const Element<T>* values,
+                                           const Vector* vectors, int tile, bool careful, Sums<DIM>& sums) {
   const int lane = threadIdx.x % 32, row = lane % 8, matrix = lane / 8;
-  const T* const value_row = values + (matrix % 2 * 8 + row) * Shape<DIM>::STRIDE + matrix / 2 * 8 + first_column<DIM>() / 8 * 8;
+  const Element<T>* const value_row = values + (matrix % 2 * 8 + row) * Shape<DIM>::STRIDE + matrix / 2 * 8 + first_column<DIM>() / 8 * 8;
 #pragma unroll
   for (int step = 0; step < KEY_STEPS; step++)
     Operand<T>::multiply(sums.l, weights[step], {Operand<T>::ONES, Operand<T>::ONES});
@@ -447,17 +545,23 @@ __device__ __forceinline__ void walk(const Shared<T, DIM>& shared, int begin, in
   constexpr int STAGES = Shape<DIM>::STAGES;
   const Call<T>& call = *shared.call;
   const Vector* const vectors = shared.vectors + shared.vector();
-  const T* const q = shared.q + threadIdx.x / 32 / Shape<DIM>::SHARES * ROWS * Shape<DIM>::STRIDE;
+  const Element<T>* const q = shared.q + threadIdx.x / 32 / Shape<DIM>::SHARES * ROWS * Shape<DIM>::STRIDE;
   const int pieces = 2 * (end - begin);
   int loaded = 0;
   const auto load_next = [&] {
-    if (loaded < pieces) load_piece<T, DIM>(call.keys, begin + loaded / 2, loaded % 2 != 0, shared.piece(loaded));
+    if (loaded < pieces) load_piece<T, DIM>(call.keys, begin + loaded / 2, loaded % 2 != 0, shared.arriving(loaded));
     loaded++;
     ptx::copy_async_commit();
   };
   // Waits for the piece that is read next; what was read before it may then be overwritten.
-  const auto next_piece = [&] {
+  const auto next_piece = [&](int piece) {
     ptx::copy_async_wait<STAGES - 2>();
+    if constexpr (elements::SCALED<T>) {
+      if (Shape<DIM>::WIDENED == 1) __syncthreads();
+      else __syncwarp();
+      T* const arrived = shared.arriving(piece);
+      widen_piece<T, DIM>(arrived, Shared<T, DIM>::scales(arrived), piece % 2 != 0, shared.piece(piece));
+    }
     __syncthreads();
     load_next();
   };
@@ -472,12 +576,12 @@ __device__ __forceinline__ void walk(const Shared<T, DIM>& shared, int begin, in
     unsigned weights[KEY_STEPS][4];
     {
       float x[KEY_COLUMNS][4], scales[2];
-      next_piece();
+      next_piece(piece);
       scores<T, DIM>(q, shared.piece(piece), x);
       weigh(x, call, vectors, tile, fixed, sums.m, scales, weights);
       if (__any_sync(softmax::ALL_LANES, scales[0] != 1.0f || scales[1] != 1.0f)) sums.scale(scales);
     }
-    next_piece();
+    next_piece(piece + 1);
     add_values<T, DIM>(weights, shared.piece(piece + 1), vectors, tile, careful, sums);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -606,10 +710,11 @@ __device__ __forceinline__ void attend(const float* qkv, const rope::Unturned& u
     const Keys<T> keys{layer, block_tables + table_starts[first_row], kv_head, heads.num_kv_heads, DIM, context};
     const bool calibrated = arm == CALIBRATED;
     *shared.call = {keys, positions, states, heads.num_heads, first_row, first_head, rows * heads_of_row, heads_of_row,
-                    calibrated ? ranges[3 * kv_head + 1] : -INFINITY, calibrated ? ranges[3 * kv_head + 2] : INFINITY, 0.0f, 0};
+                    calibrated ? ranges[3 * kv_head + 1] : -INFINITY, calibrated ? ranges[3 * kv_head + 2] : INFINITY,
+                    arm == ONLINE_THRESHOLD ? THRESHOLD : 0.0f, 0.0f, 0};
   }
   __syncthreads();
-  Pass pass{Operand<T>::WIDE && arm != ONLINE, false, rows > 1};
+  Pass pass{Operand<T>::WIDE && is_fixed(arm), false, rows > 1};
   load_queries(*shared.call, shared, qkv, heads, unturned, max_vectors, log2_scale);
   const bool is_stored = unturned.rotation.angles == nullptr;
   if (!is_stored) bring_newest(*shared.call, shared, qkv, heads, unturned, int(blockIdx.z) == (units - 1) % blocks);
@@ -680,3 +785,7 @@ ATTENTION(f16, __half, 64)
 ATTENTION(f16, __half, 96)
 ATTENTION(f16, __half, 128)
 ATTENTION(f16, __half, 256)
+ATTENTION(f8, __nv_fp8_e4m3, 64)
+ATTENTION(f8, __nv_fp8_e4m3, 96)
+ATTENTION(f8, __nv_fp8_e4m3, 128)
+ATTENTION(f8, __nv_fp8_e4m3, 256)

@@ -35,7 +35,7 @@ __device__ __forceinline__ void attend(const float* qkv, void* layer, const int*
 
   float largest = softmax::LOWEST;
   for (int key = thread; key < context; key += THREADS) {
-    const float x = softmax::score(product(q, keys.key(key), head_dim));
+    const float x = softmax::score(product(q, keys.key(key), head_dim) * keys.key_scale(key));
     scores[key] = x;
     largest = softmax::larger(x, largest);
   }
@@ -58,7 +58,9 @@ __device__ __forceinline__ void attend(const float* qkv, void* layer, const int*
   for (int d = thread; d < head_dim; d += THREADS) {
     float o = 0.0f;
 #pragma unroll 4
-    for (int key = 0; key < context; key++) o = fmaf(scores[key], elements::to_float(keys.value(key)[d]), o);
+    for (int key = 0; key < context; key++) {
+      o = fmaf(scores[key], elements::to_float(keys.value(key)[d]) * keys.value_scale(key), o);
+    }
     out[(size_t(row) * heads.num_heads + head) * head_dim + d] = o / l;
   }
 }
@@ -79,3 +81,4 @@ __device__ __forceinline__ void attend(const float* qkv, void* layer, const int*
 ATTENTION(bf16, __nv_bfloat16)
 ATTENTION(f16, __half)
 ATTENTION(f32, float)
+ATTENTION(f8, __nv_fp8_e4m3)

@@ -358,7 +358,7 @@ template <class T, class Source> __device__ __forceinline__ void attend(const Ar
 
   const int parts = elements::divided_up(heads.group(), HEADS), kv_head = blockIdx.y / parts;
   const int first_head = kv_head * heads.group() + blockIdx.y % parts * HEADS, head_dim = heads.head_dim;
-  const bool fixed = given.arm != ONLINE;
+  const bool fixed = is_fixed(given.arm);
   const Keys<T> keys{given.layer, given.block_tables + given.table_starts[row], kv_head, heads.num_kv_heads, head_dim, context};
   Call<T> call{keys, {}, min(HEADS, (kv_head + 1) * heads.group() - first_head), -INFINITY, INFINITY};
   float phi = 0.0f;

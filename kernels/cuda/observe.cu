@@ -38,7 +38,7 @@ __device__ __forceinline__ void observe(const float* qkv, void* layer, const int
 
   float largest = -INFINITY;
   for (int key = thread; key < context; key += THREADS) {
-    const float x = product(q, keys.key(key), head_dim);
+    const float x = product(q, keys.key(key), head_dim) * keys.key_scale(key);
     count(all, x);
     largest = softmax::larger(x, largest);
   }
@@ -64,3 +64,4 @@ __device__ __forceinline__ void observe(const float* qkv, void* layer, const int
 OBSERVE(bf16, __nv_bfloat16)
 OBSERVE(f16, __half)
 OBSERVE(f32, float)
+OBSERVE(f8, __nv_fp8_e4m3)

@@ -32,6 +32,13 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
+// threadIdx.x, read anew: nothing that follows from it stays in registers from one use to the next.
+__device__ __forceinline__ unsigned thread_index() {
+  unsigned index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+}
+
 // Brings the line of a global address into the second-level cache.
 __device__ __forceinline__ void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
@@ -58,6 +65,12 @@ __device__ __forceinline__ unsigned add_bf16x2(unsigned a, unsigned b) {
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(0x3f803f80u), "r"(b));
   return sum;
 }
+// a * b likewise.
+__device__ __forceinline__ unsigned multiply_bf16x2(unsigned a, unsigned b) {
+  unsigned product;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
+  return product;
+}
 
 // (x & mask) | bits, one instruction: of two constants the compiler makes two.
 __device__ __forceinline__ unsigned masked_or(unsigned x, unsigned mask, unsigned bits) {
@@ -70,6 +83,11 @@ __device__ __forceinline__ unsigned masked_or(unsigned x, unsigned mask, unsigne
 __device__ __forceinline__ void copy_async_16(void* to, const void* from, bool valid = true) {
   const int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
+}
+// 4 bytes likewise.
+__device__ __forceinline__ void copy_async_4(void* to, const void* from, bool valid = true) {
+  const int bytes = valid ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until at most LEFT of this thread's groups are under way.

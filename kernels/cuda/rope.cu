@@ -16,7 +16,6 @@
 //
 // Launch contract of all: no dynamic shared memory, no dependent launch.
 #include "rope.cuh"
-#include "step.cuh"
 
 using namespace rope;
 
@@ -60,9 +59,8 @@ __device__ __forceinline__ void rope_kv_store(float* qkv, const float* angles, c
     float* const key = heads.of(qkv, row + i, heads.num_heads + kv_head);
     const float* const value = heads.of(qkv, row + i, heads.num_heads + heads.num_kv_heads + kv_head);
     const Rotation its_rotation{angles + size_t(row + i) * rotary_dim, rotary_dim, kind};
-    const float length = store_key(its_rotation, key, piece.keys + (place + i) * head_dim, head_dim);
-    T* const to = piece.values + (place + i) * head_dim;
-    for (int d = threadIdx.x % 32; d < head_dim; d += 32) to[d] = elements::from_float<T>(value[d]);
+    const float length = store_key(its_rotation, key, piece.key(place + i, head_dim), head_dim);
+    store_head(value, piece.value(place + i, head_dim), head_dim);
     if (threadIdx.x % 32 == 0) lengths[i] = length;
   }
   __syncthreads();
@@ -101,3 +99,4 @@ EXPORT_KERNEL(rope_angles)
 ROPE_KV_STORE(rope_kv_store_bf16, __nv_bfloat16)
 ROPE_KV_STORE(rope_kv_store_f16, __half)
 ROPE_KV_STORE(rope_kv_store_f32, float)
+ROPE_KV_STORE(rope_kv_store_f8, __nv_fp8_e4m3)

@@ -1,7 +1,7 @@
 // Rotation of pairs of a head, and how a key is rounded for the cache, to the same bits in every kernel that does it.
 #pragma once
-#include "elements.cuh"
 #include "softmax_common.cuh"
+#include "step.cuh"
 
 namespace rope {
 
@@ -29,8 +29,35 @@ template <class T> __device__ __forceinline__ T rounded(float x, float& squares)
   return element;
 }
 
+// Stores a head; this lane's part of the sum of its squares, as they were rounded. The whole warp calls it.
+template <class T> __device__ __forceinline__ float store_head(const float* head, StoredHead<T> to, int head_dim) {
+  const int lane = threadIdx.x % 32;
+  float squares = 0.0f;
+  if constexpr (elements::SCALED<T>) {
+    float largest = 0.0f;
+    bool all_finite = true;
+    for (int d = lane; d < head_dim; d += 32) {
+      const float x = fabsf(head[d]);
+      if (x < INFINITY) largest = softmax::larger(x, largest);
+      else all_finite = false;
+    }
+    all_finite = __all_sync(softmax::ALL_LANES, all_finite);
+    const float exponent = elements::scale_exponent(softmax::warp_largest(largest));
+    const float up = softmax::power_of_two(exponent), down = softmax::power_of_two(-exponent);
+    for (int d = lane; d < head_dim; d += 32) {
+      to.elements[d] = elements::scaled_down(head[d], down);
+      const float again = elements::to_float(to.elements[d]) * up;
+      squares = fmaf(again, again, squares);
+    }
+    if (lane == 0) *to.scale = elements::from_float<__nv_bfloat16>(all_finite ? up : -up);
+  } else {
+    for (int d = lane; d < head_dim; d += 32) to.elements[d] = rounded<T>(head[d], squares);
+  }
+  return squares;
+}
+
 // Turns a key head in place and stores it; its length, as it was rounded. The whole warp calls it.
-template <class T> __device__ __forceinline__ float store_key(Rotation rotation, float* key, T* to, int head_dim) {
+template <class T> __device__ __forceinline__ float store_key(Rotation rotation, float* key, StoredHead<T> to, int head_dim) {
   const int lane = threadIdx.x % 32;
   float squares = 0.0f;
   for (int pair = lane; pair < rotation.rotary_dim / 2; pair += 32) {
@@ -38,10 +65,17 @@ template <class T> __device__ __forceinline__ float store_key(Rotation rotation,
     const float2 turned = rotation.turned(key, pair);
     key[first] = turned.x;
     key[second] = turned.y;
-    to[first] = rounded<T>(turned.x, squares);
-    to[second] = rounded<T>(turned.y, squares);
+    if constexpr (!elements::SCALED<T>) {
+      to.elements[first] = rounded<T>(turned.x, squares);
+      to.elements[second] = rounded<T>(turned.y, squares);
+    }
   }
-  for (int d = rotation.rotary_dim + lane; d < head_dim; d += 32) to[d] = rounded<T>(key[d], squares);
+  if constexpr (elements::SCALED<T>) {
+    __syncwarp();
+    squares = store_head(key, to, head_dim);
+  } else {
+    for (int d = rotation.rotary_dim + lane; d < head_dim; d += 32) to.elements[d] = rounded<T>(key[d], squares);
+  }
   return sqrtf(softmax::warp_sum(squares));
 }
 

@@ -21,6 +21,10 @@
 //
 //     K [64][head_dim] | V [64][head_dim] | key_lengths f32 [64]
 //
+// and, behind that, where elements are e4m3, scales bf16 [64][2]: of each key its own and that of its value, powers of two. An element
+// is what is stored times the scale; the sign says that one of the head is not a number, so that readers need not look for any. Heads
+// have 64, 96, 128 or 256 elements there.
+//
 // key_lengths[p] is the largest length |k| of the keys stored at places 0 to p of the block, as they were rounded. It reaches no
 // further than the row at p sees: neither later tokens nor what the block held before change the bound of its scores. At
 // place 63 it is that of the whole block. A piece is a multiple of 256 bytes, and a block of a layer is contiguous.
@@ -30,17 +34,37 @@
 
 constexpr int BLOCK_SIZE = 64;
 
+// Of a key and of its value.
+struct alignas(4) Scales {
+  __nv_bfloat16 key, value;
+};
+
+// A key or a value of one KV head. Types without scales have nothing there.
+template <class T> struct StoredHead {
+  T* elements;
+  __nv_bfloat16* scale;
+};
+
 // One (block, kv head) of a layer.
 template <class T> struct Piece {
   T *keys, *values;
   float* key_lengths;
+  Scales* scales;
 
   __device__ __forceinline__ Piece(void* layer, int block, int kv_head, int num_kv_heads, int head_dim) {
-    const size_t elements = size_t(BLOCK_SIZE) * head_dim;
-    const size_t bytes = 2 * elements * sizeof(T) + BLOCK_SIZE * sizeof(float);
+    const size_t count = size_t(BLOCK_SIZE) * head_dim;
+    const size_t of_key = sizeof(float) + (elements::SCALED<T> ? sizeof(Scales) : 0);
+    const size_t bytes = 2 * count * sizeof(T) + BLOCK_SIZE * of_key;
     keys = reinterpret_cast<T*>(static_cast<char*>(layer) + (size_t(block) * num_kv_heads + kv_head) * bytes);
-    values = keys + elements;
-    key_lengths = reinterpret_cast<float*>(values + elements);
+    values = keys + count;
+    key_lengths = reinterpret_cast<float*>(values + count);
+    scales = reinterpret_cast<Scales*>(key_lengths + BLOCK_SIZE);
+  }
+  __device__ __forceinline__ StoredHead<T> key(int place, int head_dim) const {
+    return {keys + place * head_dim, &scales[place].key};
+  }
+  __device__ __forceinline__ StoredHead<T> value(int place, int head_dim) const {
+    return {values + place * head_dim, &scales[place].value};
   }
 };
 

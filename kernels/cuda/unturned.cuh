@@ -38,7 +38,8 @@ struct Unturned {
     __syncwarp();
   }
   // A key, normed, turned and rounded; its length, as it was rounded. `turning` is room for a head.
-  template <class T> __device__ __forceinline__ float bring_key(const float* from, int head_dim, float* turning, T* to) const {
+  template <class T>
+  __device__ __forceinline__ float bring_key(const float* from, int head_dim, float* turning, StoredHead<T> to) const {
     copy_head(from, k_weight, head_dim, turning);
     return store_key(rotation, turning, to, head_dim);
   }

@@ -155,6 +155,9 @@ pub enum KvDtype {
     F32,
     /// Signed bytes times a float16 scale per 32 elements of a head: 8.5 bits per element.
     Q8_0,
+    /// Floats of eight bits, e4m3, times a power of two for each key and value of a head, as GPUs hold them (the processor and the
+    /// reference hold more): of four significant bits down to 2^-15 of the head's largest element, fewer below.
+    F8E4M3,
 }
 
 /// Size of a paged KV cache.
@@ -275,6 +278,9 @@ pub enum Softmax<'a> {
     /// The floor of the largest score so far: sums are rescaled whenever it grows.
     #[default]
     Online,
+    /// As `Online`, but a reference stays until that floor is more than 8 above it (the rule of FlashAttention-4), so that fewer sums
+    /// are rescaled. A backend may raise references sooner: those of the processor and the reference are the ones of `Online`.
+    OnlineThreshold,
     /// `floor(B) - 100`, where `B = |q| max|k| scale log2(e)` bounds all scores of the row: exponentials cannot overflow.
     Bounded,
     /// A reference per KV head. A score at or above the head's range stops its row.
@@ -282,6 +288,13 @@ pub enum Softmax<'a> {
     /// As `Calibrated`, and a score at or below the range stops its row as well, though it does no harm: the literal rule of
     /// FlashDecoding++, for measurements.
     CalibratedTwoSided(&'a [UnifiedRange]),
+}
+
+impl Softmax<'_> {
+    /// Whether references are chosen before a row's scores are known.
+    pub(crate) fn is_fixed(&self) -> bool {
+        !matches!(self, Softmax::Online | Softmax::OnlineThreshold)
+    }
 }
 
 /// What calibration found for the scores x of one KV head, in log2 units: nearly all lie in `a < x - phi < b`.

@@ -44,7 +44,7 @@ pub fn run<B: Backend>(backend: &B, done: &mut dyn FnMut(Check)) -> Result<(), E
     for check in [norms(backend)?, qk_norm(backend)?, silu_mul(backend)?, additions(backend)?] {
         done(check);
     }
-    for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::BF16, KvDtype::Q8_0] {
+    for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::BF16, KvDtype::Q8_0, KvDtype::F8E4M3] {
         for (name, scheme, softmax) in SCHEMES {
             done(attention(backend, dtype, (name, scheme, softmax))?);
         }
@@ -59,8 +59,9 @@ const LONG_SHAPE: (usize, usize) = (200, 1056);
 const RANGES: [UnifiedRange; 2] = [UnifiedRange { phi: 0, a: -80.0, b: 80.0 }; 2];
 
 /// Ways to compute attention.
-const SCHEMES: [(&str, AttentionScheme, Softmax<'static>); 4] = [
+const SCHEMES: [(&str, AttentionScheme, Softmax<'static>); 5] = [
     ("online", AttentionScheme::SplitKv, Softmax::Online),
+    ("online with a threshold", AttentionScheme::SplitKv, Softmax::OnlineThreshold),
     ("bounded", AttentionScheme::SplitKv, Softmax::Bounded),
     ("calibrated", AttentionScheme::SplitKv, Softmax::Calibrated(&RANGES)),
     ("naive", AttentionScheme::Naive, Softmax::Online),
@@ -204,6 +205,8 @@ fn attention<B: Backend>(
         KvDtype::F16 => 2e-2,
         KvDtype::BF16 => 0.15,
         KvDtype::Q8_0 => 0.4,
+        // Thirty-two times the rounding of bfloat16.
+        KvDtype::F8E4M3 => 4.0,
     };
     check!(format!("attention {name}, {dtype:?} keys, decode and prefill"), tolerance, backend, |b| {
         let layout =

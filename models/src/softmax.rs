@@ -9,6 +9,8 @@ pub enum ModelSoftmax {
     /// Running ones everywhere.
     #[default]
     Online,
+    /// Running ones that are raised late ([`Softmax::OnlineThreshold`]), everywhere.
+    OnlineThreshold,
     /// From the lengths of query and keys, everywhere.
     Bounded,
     /// Per layer the ranges of its KV heads; a layer without has running ones.
@@ -18,10 +20,11 @@ pub enum ModelSoftmax {
 }
 
 impl ModelSoftmax {
-    /// `online`, `bounded`, `calibrated` or `calibrated-two-sided`.
+    /// `online`, `online-threshold`, `bounded`, `calibrated` or `calibrated-two-sided`.
     pub fn name(&self) -> &'static str {
         match self {
             ModelSoftmax::Online => "online",
+            ModelSoftmax::OnlineThreshold => "online-threshold",
             ModelSoftmax::Bounded => "bounded",
             ModelSoftmax::Calibrated(_) => "calibrated",
             ModelSoftmax::CalibratedTwoSided(_) => "calibrated-two-sided",
@@ -32,6 +35,7 @@ impl ModelSoftmax {
     pub(crate) fn of_layer(&self, layer: usize) -> Softmax<'_> {
         match self {
             ModelSoftmax::Online => Softmax::Online,
+            ModelSoftmax::OnlineThreshold => Softmax::OnlineThreshold,
             ModelSoftmax::Bounded => Softmax::Bounded,
             ModelSoftmax::Calibrated(layers) => layers[layer].as_deref().map_or(Softmax::Online, Softmax::Calibrated),
             ModelSoftmax::CalibratedTwoSided(layers) => {

@@ -97,8 +97,10 @@ fn whatever_decides_the_bytes_of_a_block_is_in_the_identity() {
     let others = [
         identity_with(plain(), "b", ModelSoftmax::Online),
         identity_with(plain(), "a", ModelSoftmax::Bounded),
+        identity_with(plain(), "a", ModelSoftmax::OnlineThreshold),
         identity(load(Activations::Mixed, KvDtype::F16, AttentionScheme::SplitKv)),
         identity(load(Activations::Full, KvDtype::Q8_0, AttentionScheme::SplitKv)),
+        identity(load(Activations::Full, KvDtype::F8E4M3, AttentionScheme::SplitKv)),
         identity(load(Activations::Full, KvDtype::F16, AttentionScheme::Naive)),
     ];
     assert!(others.iter().all(|other| *other != identity(plain())));

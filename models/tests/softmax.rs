@@ -50,7 +50,7 @@ fn every_choice_gives_the_bits_of_the_online_softmax_where_nothing_is_recomputed
         let online = run_pieces(&mut model, &text, &[100, 1, 49], &blocks);
         let found = calibration(&mut model);
         assert!(found.layers.iter().all(|layer| !layer.excluded), "{architecture}: {found:?}");
-        for softmax in [ModelSoftmax::Bounded, found.softmax()] {
+        for softmax in [ModelSoftmax::OnlineThreshold, ModelSoftmax::Bounded, found.softmax()] {
             model.set_softmax(softmax).unwrap();
             let rows = run_pieces(&mut model, &text, &[100, 1, 49], &blocks);
             assert_eq!(model.recomputed_rows(), 0, "{architecture}, {:?}", model.softmax());

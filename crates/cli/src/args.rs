@@ -145,6 +145,8 @@ pub(crate) enum SoftmaxKind {
     Auto,
     /// The largest score so far.
     Online,
+    /// The same, raised only where it is far behind; on a GPU's tensor cores, elsewhere the same as `online`.
+    OnlineThreshold,
     /// Numbers that `taper calibrate` chose.
     Calibrated,
     /// A bound from the lengths of query and keys.

@@ -112,7 +112,10 @@ fn find(model: &Path) -> Result<Option<CalibrationFile>> {
 /// warning, and an error where it was asked for by name.
 pub(crate) fn apply<B: Backend>(args: &ModelArgs, path: &Path, model: &mut Llama<B>) -> Result<()> {
     let why = match args.softmax {
-        SoftmaxKind::Online | SoftmaxKind::Bounded => "asked for".to_string(),
+        SoftmaxKind::OnlineThreshold if model.backend().info().name != "cuda" => {
+            "asked for; here its references are those of online".to_string()
+        }
+        SoftmaxKind::Online | SoftmaxKind::OnlineThreshold | SoftmaxKind::Bounded => "asked for".to_string(),
         kind => match calibrated(args, path, model) {
             Ok(Some(about)) => about,
             Ok(None) if kind == SoftmaxKind::Auto => "no calibration of this model".to_string(),
@@ -134,6 +137,7 @@ pub(crate) fn apply<B: Backend>(args: &ModelArgs, path: &Path, model: &mut Llama
     };
     match args.softmax {
         SoftmaxKind::Online => model.set_softmax(ModelSoftmax::Online)?,
+        SoftmaxKind::OnlineThreshold => model.set_softmax(ModelSoftmax::OnlineThreshold)?,
         _ if *model.softmax() == ModelSoftmax::Online => model.set_softmax(ModelSoftmax::Bounded)?,
         _ => {}
     }

@@ -107,6 +107,8 @@ template <class T> T load_once(const T* from) {
 
 // cp.async of 16 bytes; without `valid` zeros arrive.
 inline void copy_async_16(void* to, const void* from, bool valid = true) { sim::copy_async(to, from, 16, valid ? 16 : 0); }
+// Of 4 bytes.
+inline void copy_async_4(void* to, const void* from, bool valid = true) { sim::copy_async(to, from, 4, valid ? 4 : 0); }
 inline void copy_async_commit() { sim::copy_async_commit(); }
 // Until at most LEFT of this thread's groups are under way.
 template <int LEFT> void copy_async_wait() { sim::copy_async_wait(LEFT); }

@@ -83,5 +83,8 @@ struct Register {
 };
 
 }  // namespace sim
+namespace ptx {
+SIM_UNCHECKED inline unsigned thread_index() { return sim::thread_index().x; }
+}  // namespace ptx
 
 #define EXPORT_KERNEL(name) static const ::sim::Register sim_register_##name(#name, name);

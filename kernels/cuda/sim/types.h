@@ -49,17 +49,31 @@ inline __nv_bfloat16 __float2bfloat16(float x) {
   return {uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
 
+// The bytes of x (0 to 3) and y (4 to 7) that the nibbles of `selector` name.
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const uint64_t both = uint64_t(y) << 32 | x;
+  unsigned chosen = 0;
+  for (int i = 0; i < 4; i++) chosen |= unsigned(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+  return chosen;
+}
+
 inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 x) { return x.bits; }
 
 namespace ptx {
 inline unsigned masked_or(unsigned x, unsigned mask, unsigned bits) { return (x & mask) | bits; }
-// Pairs of bfloat16: a + b, each rounded once.
-inline unsigned add_bf16x2(unsigned a, unsigned b) {
-  const auto sum = [&](int half) {
+// Pairs of bfloat16: a + b or a * b, each rounded once.
+template <class F> unsigned of_pairs_bf16(unsigned a, unsigned b, F f) {
+  const auto of = [&](int half) {
     const auto value = [&](unsigned pair) { return __bfloat162float({uint16_t(pair >> 16 * half)}); };
-    return unsigned(__float2bfloat16(value(a) + value(b)).bits);
+    return unsigned(__float2bfloat16(f(value(a), value(b))).bits);
   };
-  return sum(0) | sum(1) << 16;
+  return of(0) | of(1) << 16;
+}
+inline unsigned add_bf16x2(unsigned a, unsigned b) {
+  return of_pairs_bf16(a, b, [](float x, float y) { return x + y; });
+}
+inline unsigned multiply_bf16x2(unsigned a, unsigned b) {
+  return of_pairs_bf16(a, b, [](float x, float y) { return x * y; });
 }
 }  // namespace ptx
 

@@ -103,7 +103,7 @@ pub(super) fn observe_scores(
 fn split_kv<F: Format>(call: Call<'_>, pool: &Pool, scratch: &mut AttentionScratch, storage: &Storage<F>) -> u64 {
     let AttentionScratch { plan, states, references } = scratch;
     plan.fill(call, pool.threads(), |_, _| true);
-    if call.params.softmax == Softmax::Online {
+    if !call.params.softmax.is_fixed() {
         run_plan::<F, false>(call, pool, plan, states, storage);
         return 0;
     }

@@ -167,7 +167,8 @@ impl KvCache {
         layout.check()?;
         let geometry = Geometry { layout };
         let storage = match layout.dtype {
-            KvDtype::F16 => AnyStorage::F16(Storage::new(geometry)?),
+            // Ours has no floats of eight bits.
+            KvDtype::F16 | KvDtype::F8E4M3 => AnyStorage::F16(Storage::new(geometry)?),
             KvDtype::BF16 => AnyStorage::BF16(Storage::new(geometry)?),
             KvDtype::F32 => AnyStorage::F32(Storage::new(geometry)?),
             KvDtype::Q8_0 => AnyStorage::Q8_0(Storage::new(geometry)?),
@@ -200,7 +201,7 @@ impl KvCache {
 pub(super) fn block_bytes(layout: KvLayout) -> usize {
     let geometry = Geometry { layout };
     match layout.dtype {
-        KvDtype::F16 => geometry.block_bytes::<F16>(),
+        KvDtype::F16 | KvDtype::F8E4M3 => geometry.block_bytes::<F16>(),
         KvDtype::BF16 => geometry.block_bytes::<BF16>(),
         KvDtype::F32 => geometry.block_bytes::<F32>(),
         KvDtype::Q8_0 => geometry.block_bytes::<Q8_0>(),

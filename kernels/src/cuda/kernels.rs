@@ -53,6 +53,8 @@ kernels! {
     RopeKvStoreF16 = c"rope_kv_store_f16", "ppppiiiiii";
     /// Rotation, and the store into a cache of f32.
     RopeKvStoreF32 = c"rope_kv_store_f32", "ppppiiiiii";
+    /// Rotation, and the store into a cache of e4m3.
+    RopeKvStoreF8 = c"rope_kv_store_f8", "ppppiiiiii";
     /// Rows of a table of f32.
     EmbedF32 = c"embed_f32", "pppiii";
     /// Rows of a table of f16.
@@ -77,12 +79,16 @@ kernels! {
     AttentionNaiveF16 = c"attention_naive_f16", "pppppppiiiif";
     /// Attention with all scores of a row in memory, over a cache of f32: the baseline.
     AttentionNaiveF32 = c"attention_naive_f32", "pppppppiiiif";
+    /// Attention with all scores of a row in memory, over a cache of e4m3: the baseline.
+    AttentionNaiveF8 = c"attention_naive_f8", "pppppppiiiif";
     /// How large the scores of attention over a cache of bf16 are.
     ObserveScoresBf16 = c"observe_scores_bf16", "ppppppiiif";
     /// How large the scores of attention over a cache of f16 are.
     ObserveScoresF16 = c"observe_scores_f16", "ppppppiiif";
     /// How large the scores of attention over a cache of f32 are.
     ObserveScoresF32 = c"observe_scores_f32", "ppppppiiif";
+    /// How large the scores of attention over a cache of e4m3 are.
+    ObserveScoresF8 = c"observe_scores_f8", "ppppppiiif";
     /// Attention by multiply-adds over a cache of bf16.
     AttentionPlainBf16 = c"attention_plain_bf16", "ppppppppppiiifi";
     /// Attention by multiply-adds over a cache of f16.
@@ -122,6 +128,14 @@ kernels! {
     AttentionMmaF16Dim128 = c"attention_mma_f16_128", "ppppppppppppppiiiiiffi";
     /// Attention on tensor cores with heads of 256 over a cache of f16.
     AttentionMmaF16Dim256 = c"attention_mma_f16_256", "ppppppppppppppiiiiiffi";
+    /// Attention on tensor cores with heads of 64 over a cache of e4m3.
+    AttentionMmaF8Dim64 = c"attention_mma_f8_64", "ppppppppppppppiiiiiffi";
+    /// Attention on tensor cores with heads of 96 over a cache of e4m3.
+    AttentionMmaF8Dim96 = c"attention_mma_f8_96", "ppppppppppppppiiiiiffi";
+    /// Attention on tensor cores with heads of 128 over a cache of e4m3.
+    AttentionMmaF8Dim128 = c"attention_mma_f8_128", "ppppppppppppppiiiiiffi";
+    /// Attention on tensor cores with heads of 256 over a cache of e4m3.
+    AttentionMmaF8Dim256 = c"attention_mma_f8_256", "ppppppppppppppiiiiiffi";
     /// Tiles of a matrix of f16 for [`Kernel::GemmMmaF16R8`] and its kind.
     ShuffleF16 = c"shuffle_f16", "ppii";
     /// Tiles of a matrix of bf16 for [`Kernel::GemmMmaBf16R8`] and its kind.

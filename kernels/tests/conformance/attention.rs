@@ -36,7 +36,7 @@ fn rounding_of_weights<B: Backend>(backend: &B, sequences: &Sequences) -> f64 {
         _ if backend.info().name != "cuda" => 0.0,
         KvDtype::F32 => 0.0,
         KvDtype::F16 => 2.0_f64.powi(-12),
-        KvDtype::BF16 | KvDtype::Q8_0 => 2.0_f64.powi(-9),
+        KvDtype::BF16 | KvDtype::Q8_0 | KvDtype::F8E4M3 => 2.0_f64.powi(-9),
     };
     let heads = sequences.heads;
     let rows = sequences.qkv.iter().flat_map(|rows| rows.chunks_exact(heads.qkv_width()));
@@ -127,15 +127,22 @@ fn hard_scores<B: Backend>(backend: &B) {
 /// On keys and values that the type holds, all types have the same tolerance. On others, what rounding them adds.
 fn storage_types<B: Backend>(backend: &B) {
     let mut rng = SplitMix::new(4);
-    for dtype in [KvDtype::BF16, KvDtype::Q8_0, KvDtype::F32] {
+    for dtype in [KvDtype::BF16, KvDtype::Q8_0, KvDtype::F8E4M3, KvDtype::F32] {
         for (group, num_kv_heads, head_dim) in thinned([(3, 2, 64), (4, 1, 32), (5, 1, 96), (1, 1, 128)], 4) {
+            if dtype == KvDtype::F8E4M3 && head_dim == 32 {
+                continue;
+            }
             let mut sequences = Sequences::new(&mut rng, heads(group, num_kv_heads, head_dim), &[1, 64, 257, 700]);
             sequences.dtype = dtype;
             sequences.round_to_storage();
             check(backend, &sequences, 10.0, &format!("{dtype:?}, group of {group}, heads of {head_dim}"));
         }
     }
-    for (dtype, tolerance) in [(KvDtype::F16, 1e-3), (KvDtype::BF16, 6e-3), (KvDtype::Q8_0, 1.5e-2)] {
+    // An element of e4m3 is off by 2^-4 of it at worst, and so is the answer of a row that sees one key; averages of many are not.
+    let of_e4m3 = 2.0_f64.powi(-4) + 1e-3;
+    for (dtype, tolerance) in
+        [(KvDtype::F16, 1e-3), (KvDtype::BF16, 6e-3), (KvDtype::Q8_0, 1.5e-2), (KvDtype::F8E4M3, of_e4m3)]
+    {
         let mut sequences = Sequences::new(&mut rng, heads(3, 1, 64), &[1, 500]);
         sequences.dtype = dtype;
         sequences.qkv.iter_mut().flatten().for_each(|x| *x *= 1.000_173);
@@ -147,6 +154,9 @@ fn heads_that_a_storage_type_cannot_hold_are_refused<B: Backend>(backend: &B) {
     let layout = KvLayout { num_layers: 1, num_blocks: 1, num_kv_heads: 1, head_dim: 80, dtype: KvDtype::Q8_0 };
     let error = backend.kv_cache(layout).err().map(|error| error.to_string()).unwrap_or_default();
     assert!(error.contains("multiple of 32") && error.contains("80"), "{error}");
+    let error = backend.kv_cache(KvLayout { dtype: KvDtype::F8E4M3, ..layout }).err().map(|error| error.to_string());
+    let says_why = error.as_ref().is_some_and(|error| error.contains("64, 96, 128 or 256") && error.contains("80"));
+    assert_eq!(says_why, backend.info().name == "cuda", "{error:?}");
 }
 
 fn values_of_a_float32_cache_are_not_rounded<B: Backend>(backend: &B) {

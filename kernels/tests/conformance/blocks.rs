@@ -5,7 +5,7 @@ use crate::fixture::{How, Sequences, no_rope, to_bits};
 use taper_kernels::{BLOCK_SIZE, Backend, Error, HeadLayout, KvDtype, KvLayout};
 use taper_testkit::rng::SplitMix;
 
-pub(crate) const DTYPES: [KvDtype; 4] = [KvDtype::F16, KvDtype::BF16, KvDtype::F32, KvDtype::Q8_0];
+pub(crate) const DTYPES: [KvDtype; 5] = [KvDtype::F16, KvDtype::BF16, KvDtype::F32, KvDtype::Q8_0, KvDtype::F8E4M3];
 /// Two whole blocks and a part of a third.
 const LEN: usize = 2 * BLOCK_SIZE + 9;
 
@@ -17,9 +17,15 @@ pub(crate) fn suite<B: Backend>(backend: &B) {
     }
 }
 
+/// A size of heads that every backend knows with keys of this type.
+fn head_dim(dtype: KvDtype) -> usize {
+    if dtype == KvDtype::F8E4M3 { 64 } else { 32 }
+}
+
 /// Two sequences of the same length, and a cache that holds the first.
 fn sequences<B: Backend>(backend: &B, dtype: KvDtype) -> (Sequences, B::KvCache) {
-    let heads = HeadLayout { num_heads: 6, num_kv_heads: 2, head_dim: 32 };
+    let head_dim = head_dim(dtype);
+    let heads = HeadLayout { num_heads: 6, num_kv_heads: 2, head_dim };
     let sequences = Sequences { dtype, ..Sequences::new(&mut SplitMix::new(40), heads, &[LEN, LEN]) };
     let mut cache = sequences.cache(backend);
     sequences.store(backend, &mut cache, &no_rope(), &[(0, 0..LEN)]);
@@ -81,7 +87,7 @@ fn exported_blocks_serve_in_another_cache<B: Backend>(backend: &B, dtype: KvDtyp
 
 /// With bytes of no meaning, so that all layers, heads and places are seen.
 fn a_block_is_all_of_its_bytes_and_no_other_blocks<B: Backend>(backend: &B, dtype: KvDtype) {
-    let layout = KvLayout { num_layers: 3, num_blocks: 4, num_kv_heads: 2, head_dim: 32, dtype };
+    let layout = KvLayout { num_layers: 3, num_blocks: 4, num_kv_heads: 2, head_dim: head_dim(dtype), dtype };
     let len = backend.kv_block_bytes(layout) * layout.num_layers;
     let mut rng = SplitMix::new(41);
     let blocks: Vec<Vec<u8>> = (0..4).map(|_| (0..len).map(|_| rng.below(256) as u8).collect()).collect();

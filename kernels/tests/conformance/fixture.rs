@@ -66,6 +66,18 @@ impl<'a> How<'a> {
     }
 }
 
+/// Numbers of e4m3 times the power of two that brings the largest of them into (224, 448].
+fn round_to_e4m3(head: &mut [f32]) {
+    let largest = head.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
+    let scale = (-40..40).map(|exponent| 2.0_f32.powi(exponent)).find(|scale| largest / scale <= 448.0).unwrap();
+    for x in head {
+        let scaled = *x / scale;
+        // The last of four significant bits; 2^-9 for all below 2^-6.
+        let last = 2.0_f32.powi(scaled.abs().log2().floor().max(-6.0) as i32 - 3);
+        *x = (scaled / last).round_ties_even() * last * scale;
+    }
+}
+
 /// Sequences of fused qkv rows, each with its blocks of a cache in random order.
 pub(crate) struct Sequences {
     pub(crate) heads: HeadLayout,
@@ -111,7 +123,7 @@ impl Sequences {
         let (q_width, width) = (self.heads.q_width(), self.heads.qkv_width());
         for row in self.qkv.iter_mut().flat_map(|rows| rows.chunks_exact_mut(width)) {
             let (queries, stored) = row.split_at_mut(q_width);
-            if matches!(self.dtype, KvDtype::BF16 | KvDtype::Q8_0) {
+            if matches!(self.dtype, KvDtype::BF16 | KvDtype::Q8_0 | KvDtype::F8E4M3) {
                 queries.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
             }
             match self.dtype {
@@ -123,6 +135,7 @@ impl Sequences {
                     x.iter_mut().for_each(|x| *x = (*x * 32.0).round().clamp(-127.0, 127.0) / 32.0);
                     x[7] = (127.0 / 32.0_f32).copysign(x[7]);
                 }),
+                KvDtype::F8E4M3 => stored.chunks_exact_mut(self.heads.head_dim).for_each(round_to_e4m3),
             }
         }
     }

@@ -87,7 +87,10 @@ fn attention<B: Backend>(backend: &B, heads: HeadLayout) {
     let norms = [halves(&mut rng, heads.head_dim, 1.0), halves(&mut rng, heads.head_dim, 1.0)];
     let steps: [&[(usize, Range<usize>)]; 3] =
         [&[(0, 0..1), (1, 63..64), (2, 64..65), (3, 300..301)], &[(3, 299..300)], &[(1, 60..64), (3, 300..301)]];
-    for dtype in [KvDtype::F16, KvDtype::F32] {
+    for dtype in [KvDtype::F16, KvDtype::F32, KvDtype::F8E4M3] {
+        if dtype == KvDtype::F8E4M3 && heads.head_dim != 64 {
+            continue;
+        }
         let mut sequences = Sequences::new(&mut rng, heads, &[1, 64, 65, 301]);
         sequences.dtype = dtype;
         for how in thinned([How::ONLINE, How::BOUNDED, How::CALIBRATED], 2) {

@@ -11,6 +11,8 @@ pub enum Arm {
     Calibrated,
     /// Split-KV, a reference from a bound of the scores.
     Bounded,
+    /// Split-KV, references that run along with the keys and are raised late; a GPU's.
+    OnlineThreshold,
     /// Ours with all scores in memory.
     Naive,
     /// Candle's tensors with all scores in memory.
@@ -21,7 +23,8 @@ pub enum Arm {
 
 impl Arm {
     /// All of them.
-    pub const ALL: [Arm; 6] = [Arm::Online, Arm::Calibrated, Arm::Bounded, Arm::Naive, Arm::Candle, Arm::Reads];
+    pub const ALL: [Arm; 7] =
+        [Arm::Online, Arm::Calibrated, Arm::Bounded, Arm::OnlineThreshold, Arm::Naive, Arm::Candle, Arm::Reads];
 
     /// The name in rows.
     pub fn name(self) -> &'static str {
@@ -29,6 +32,7 @@ impl Arm {
             Arm::Online => "online",
             Arm::Calibrated => "calibrated",
             Arm::Bounded => "bounded",
+            Arm::OnlineThreshold => "online-threshold",
             Arm::Naive => "naive",
             Arm::Candle => "candle",
             Arm::Reads => "reads",
@@ -46,6 +50,7 @@ impl Arm {
             Arm::Online => Some((AttentionScheme::SplitKv, Softmax::Online)),
             Arm::Calibrated => Some((AttentionScheme::SplitKv, Softmax::Calibrated(&[]))),
             Arm::Bounded => Some((AttentionScheme::SplitKv, Softmax::Bounded)),
+            Arm::OnlineThreshold => Some((AttentionScheme::SplitKv, Softmax::OnlineThreshold)),
             Arm::Naive => Some((AttentionScheme::Naive, Softmax::Online)),
             Arm::Candle | Arm::Reads => None,
         }

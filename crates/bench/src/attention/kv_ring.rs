@@ -152,6 +152,7 @@ impl<'a, B: Backend> KvRing<'a, B> {
             KvDtype::F16 | KvDtype::BF16 => 2.0,
             KvDtype::F32 => 4.0,
             KvDtype::Q8_0 => 34.0 / 32.0,
+            KvDtype::F8E4M3 => 1.0,
         };
         2.0 * element_bytes * (self.shape.batch * self.shape.len * self.shape.heads.0.kv_width()) as f64
     }

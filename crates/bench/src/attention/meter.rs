@@ -11,6 +11,8 @@ use taper_kernels::cuda::{Cuda, Device};
 pub trait Meter {
     /// Calls that are asked for together, at most: where asking takes time, what computes replays them.
     const CALLS: usize;
+    /// Whether references that are raised late differ from those of [`super::Arm::Online`].
+    const HAS_THRESHOLD: bool;
 
     /// Mean seconds of a call of `once`.
     ///
@@ -43,6 +45,7 @@ impl CpuMeter {
 
 impl Meter for CpuMeter {
     const CALLS: usize = 1;
+    const HAS_THRESHOLD: bool = false;
 
     fn seconds(&mut self, once: &mut dyn FnMut()) -> Result<f64, Error> {
         Ok(wall_seconds(once))
@@ -77,6 +80,7 @@ impl<D: Device> GpuMeter<D> {
 
 impl<D: Device> Meter for GpuMeter<D> {
     const CALLS: usize = 1024;
+    const HAS_THRESHOLD: bool = true;
 
     fn seconds(&mut self, once: &mut dyn FnMut()) -> Result<f64, Error> {
         gpu::seconds(&*self.device, &mut || {

@@ -7,7 +7,7 @@ using namespace check;
 namespace {
 
 constexpr float LOG2_E = 1.44269504f, EPS = 1e-6f;
-constexpr int ONLINE = 0, BOUNDED = 1, CALIBRATED = 2;
+constexpr int ONLINE = 0, BOUNDED = 1, CALIBRATED = 2, ONLINE_THRESHOLD = 3;
 constexpr int ADJACENT_PAIRS = 0, HALF_SPLIT = 1;
 
 struct Layout {
@@ -64,6 +64,7 @@ template <class T> struct Decoding {
   void remember(Random& random, int slot, float scale) {
     for (int kv_head = 0; kv_head < layout.num_kv_heads; kv_head++) {
       double squares = 0;
+      if (SCALED<T>) std::fill_n(cache.scales(slot, kv_head), 2, __float2bfloat16(1.0f));
       for (int d = 0; d < layout.head_dim; d++) {
         narrow(random.uniform() * scale, cache.key(slot, kv_head)[d]);
         narrow(random.uniform() * 1.7f, cache.value(slot, kv_head)[d]);
@@ -104,7 +105,9 @@ Answer attend(const Decoding<T>& decoding, bool joined, bool normed, const Arm& 
     const unsigned vectors = divided_up(layout.num_heads / layout.num_kv_heads, 16) * 16;
     const unsigned threads = vectors * (layout.head_dim > 128 ? 4 : 2), width = std::min(layout.head_dim, 128);
     const unsigned stages = layout.head_dim > 128 ? 2 : 4;
-    const size_t shared = 128 + 2 * (layout.head_dim + 8) * (64 * stages + vectors) + 24 * vectors + 16 * (1 + width / 8) * threads;
+    const unsigned pieces = SCALED<T> ? stages / 2 : stages, bytes = SCALED<T> ? stages * 64 * (layout.head_dim + 4) : 0;
+    const size_t shared =
+        128 + 2 * (layout.head_dim + 8) * (64 * pieces + vectors) + bytes + 24 * vectors + 16 * (1 + width / 8) * threads;
     std::vector<int> spans;
     for (int row = 0; row < rows; row++) spans.insert(spans.end(), {row, step.positions[row] < 0 ? 0 : 1});
     launch(("attention_mma_" + type + "_" + std::to_string(layout.head_dim)).c_str(),
@@ -157,7 +160,7 @@ unsigned compare_both(const Decoding<T>& decoding, bool normed, const Arm& arm, 
   return together.recomputed;
 }
 
-const Arm ARMS[] = {{}, {BOUNDED}, {CALIBRATED, 2, -INF, 60}, {CALIBRATED, 0, -INF, 1}, {CALIBRATED, 0, -2, 2}};
+const Arm ARMS[] = {{}, {BOUNDED}, {ONLINE_THRESHOLD}, {CALIBRATED, 2, -INF, 60}, {CALIBRATED, 0, -INF, 1}, {CALIBRATED, 0, -2, 2}};
 
 template <class T> void all_layouts() {
   Random random(1);
@@ -195,11 +198,13 @@ template <class T> void all_layouts_on_tensor_cores() {
       number++;
     }
   }
-  CHECK((recomputed > 0) == (sizeof(T) == 2 && rounded<T>(1.0f + 1.0f / 256) == 1.0f), "some of bf16 are computed again");
+  CHECK((recomputed > 0) == !(std::is_same<T, __half>::value), "some under references of float32's range are computed again");
 }
 
 TEST(tensor_cores_too_have_the_bits_of_the_kernels_that_are_joined_in_bf16) { all_layouts_on_tensor_cores<__nv_bfloat16>(); }
 TEST(tensor_cores_too_have_the_bits_of_the_kernels_that_are_joined_in_f16) { all_layouts_on_tensor_cores<__half>(); }
+
+TEST(tensor_cores_too_have_the_bits_of_the_kernels_that_are_joined_in_e4m3) { all_layouts_on_tensor_cores<__nv_fp8_e4m3>(); }
 
 TEST(contexts_around_the_borders_of_splits_have_them_too) {
   Random random(2);

@@ -50,7 +50,8 @@ Answer attend(Sequences<T>& sequences, const std::vector<Span>& spans, const Arm
   const int parts = layout.num_kv_heads * divided_up(layout.group(), std::min(layout.group(), vectors));
   const int stages = layout.head_dim > 128 ? 2 : 4;
   const int sums = 16 * (1 + std::min(layout.head_dim, 128) / 8) * form.threads;
-  const size_t shared = 128 + 2 * (layout.head_dim + 8) * (64 * stages + vectors) + 24 * vectors + sums;
+  const int pieces = SCALED<T> ? stages / 2 : stages, bytes = SCALED<T> ? stages * 64 * (layout.head_dim + 4) : 0;
+  const size_t shared = 128 + 2 * (layout.head_dim + 8) * (64 * pieces + vectors) + bytes + 24 * vectors + sums;
   Row ranges;
   for (int kv_head = 0; kv_head < layout.num_kv_heads; kv_head++) ranges.insert(ranges.end(), {arm.phi, arm.below, arm.above});
   std::vector<unsigned> tickets(form.sharing == 1 ? 0 : rows * parts, 0);
@@ -82,12 +83,12 @@ template <class T> Answer alone(Sequences<T>& sequences, const std::vector<Span>
   return all;
 }
 
-// Queries rounded to the cache's type, so that float64 has the scores that the kernel should have.
+// Queries rounded to the type of the products, so that float64 has the scores that the kernel should have.
 template <class T> Sequences<T> with_rounded_queries(Sequences<T> sequences) {
   for (int sequence = 0; sequence < int(sequences.qkv.size()); sequence++)
     for (int position = 0; position < sequences.len(sequence); position++)
       for (int i = 0; i < sequences.layout.q_width(); i++)
-        sequences.row(sequence, position)[i] = rounded<T>(sequences.row(sequence, position)[i]);
+        sequences.row(sequence, position)[i] = rounded<QueryType<T>>(sequences.row(sequence, position)[i]);
   return sequences;
 }
 
@@ -95,6 +96,7 @@ template <class T> Sequences<T> with_rounded_queries(Sequences<T> sequences) {
 template <class T> double rounding();
 template <> double rounding<__nv_bfloat16>() { return 1.0 / 512; }
 template <> double rounding<__half>() { return 1.0 / 4096; }
+template <> double rounding<__nv_fp8_e4m3>() { return rounding<__nv_bfloat16>(); }
 
 // Values of at most `size`. An answer is a mean of them by weights that are rounded, so off by twice the rounding at worst.
 template <class T>
@@ -139,6 +141,7 @@ template <class T> void layouts_agree_with_float64() {
 
 TEST(all_layouts_and_forms_agree_with_float64_in_bf16) { layouts_agree_with_float64<__nv_bfloat16>(); }
 TEST(all_layouts_and_forms_agree_with_float64_in_f16) { layouts_agree_with_float64<__half>(); }
+TEST(all_layouts_and_forms_agree_with_float64_in_e4m3) { layouts_agree_with_float64<__nv_fp8_e4m3>(); }
 
 template <class T> void contexts_around_borders() {
   Random random(2);
@@ -167,7 +170,7 @@ template <class T> void a_prompt_has_the_bits_of_decoding(const Layout& layout) 
   // Over the end of a block, and over where splits become longer: rows of a tile differ in the length of their splits.
   const bool few = quick || layout.head_dim > 64;
   const std::vector<Span> spans = {{0, 50, few ? 66 : 130}, {1, few ? 2047 : 2040, few ? 2050 : 2056}};
-  for (const Arm& arm : {Arm{}, Arm{BOUNDED}, Arm{CALIBRATED, 0, -INF, 2.5}}) {
+  for (const Arm& arm : {Arm{}, Arm{BOUNDED}, Arm{ONLINE_THRESHOLD}, Arm{CALIBRATED, 0, -INF, 2.5}}) {
     const Answer one_by_one = alone(sequences, spans, arm, DECODE);
     for (const Form& form : {PROMPT, Form{128, 3, ANY}, Form{32, 1, ANY}, Form{64, 1, 5}}) {
       const Answer together = attend(sequences, spans, arm, form, sim::Schedule::numbered(arm.arm + 2));
@@ -193,7 +196,7 @@ TEST(bits_are_the_same_in_every_schedule) {
   Random random(4);
   Sequences<__nv_bfloat16> sequences(random, {5, 1, 64}, {400, 70});
   const std::vector<Span> spans = {{0, 380, 400}, {1, 69, 70}};
-  for (const Arm& arm : {Arm{}, Arm{BOUNDED}, Arm{CALIBRATED, 0, -INF, 2}})
+  for (const Arm& arm : {Arm{}, Arm{BOUNDED}, Arm{ONLINE_THRESHOLD}, Arm{CALIBRATED, 0, -INF, 2}})
     for (const Form& form : {PROMPT, Form{32, 5, ANY}}) {
       Answer first;
       for (unsigned seed : {1u, 2u}) {
@@ -209,11 +212,11 @@ TEST(bits_are_the_same_in_every_schedule) {
     }
 }
 
-TEST(what_lies_behind_a_row_does_not_matter_not_even_in_its_own_tile) {
+template <class T> void what_lies_behind_a_row_does_not_matter() {
   Random random(5);
   for (int head_dim : {64, 256}) {
-    Sequences<__nv_bfloat16> sequences(random, {3, 1, head_dim}, {130});
-    Sequences<__nv_bfloat16> spoiled = sequences;
+    Sequences<T> sequences(random, {3, 1, head_dim}, {130});
+    Sequences<T> spoiled = sequences;
     for (int position : {100, 107, 129}) {
       spoiled.row(0, position)[3 * head_dim + 5] = INF;
       spoiled.row(0, position)[4 * head_dim + position % 64] = position == 107 ? NOT_A_NUMBER : -INF;
@@ -234,10 +237,63 @@ TEST(what_lies_behind_a_row_does_not_matter_not_even_in_its_own_tile) {
   }
 }
 
-TEST(not_a_number_stays_in_its_row_and_head) {
+TEST(what_lies_behind_a_row_does_not_matter_not_even_in_its_own_tile) {
+  what_lies_behind_a_row_does_not_matter<__nv_bfloat16>();
+  what_lies_behind_a_row_does_not_matter<__nv_fp8_e4m3>();
+}
+
+// Rows over whole tiles and parts of one, sizes of heads of all magnitudes.
+TEST(e4m3_has_the_bits_of_a_bf16_cache_that_holds_the_same_numbers) {
+  Random random(9);
+  for (const Layout& layout : {Layout{4, 1, 64}, Layout{3, 1, 96}, Layout{10, 2, 128}, Layout{3, 1, 256}}) {
+    Sequences<__nv_fp8_e4m3> bytes(random, layout, {2100});
+    for (int position = 0; position < 2100; position++)
+      for (int head = 0; head < 2 * layout.num_kv_heads; head++) {
+        float* const of_head = bytes.row(0, position) + (layout.num_heads + head) * layout.head_dim;
+        for (int d = 0; d < layout.head_dim; d++) of_head[d] *= std::ldexp(1.0f, position % 9 - 6 - d % 20);
+      }
+    bytes.store();
+    Sequences<__nv_bfloat16> same(random, layout, {2100});
+    same.tables = bytes.tables;
+    same.qkv = bytes.qkv;
+    same.store();
+    CHECK(same_bits(same.qkv[0], bytes.qkv[0]), "bf16 holds what e4m3 does");
+    const std::vector<Span> spans = {{0, 60, 66}, {0, 2097, 2100}};
+    for (const Arm& arm : {Arm{}, Arm{BOUNDED}, Arm{ONLINE_THRESHOLD}, Arm{CALIBRATED, 0, -INF, 2.5}})
+      for (const Form& form : {DECODE, PROMPT, Form{64, 2, 3}}) {
+        const Answer of_bytes = attend(bytes, spans, arm, form, sim::Schedule::numbered(arm.arm + 1));
+        const Answer expected = attend(same, spans, arm, form);
+        CHECK(same_bits(of_bytes.out, expected.out), layout.name() + ", " + arm.name() + ", " + form.name());
+        CHECK(of_bytes.recomputed == expected.recomputed, layout.name() + ", " + arm.name());
+      }
+    if (quick) break;
+  }
+}
+
+// A row that sees one key has its value for an answer, times and over a weight of less than 2.
+TEST(all_codes_of_e4m3_are_read_under_all_scales) {
+  Random random(10);
+  Sequences<__nv_fp8_e4m3> sequences(random, {1, 1, 256}, {1});
+  const int slot = sequences.tables[0][0] * BLOCK_SIZE;
+  for (int exponent : {-124, -100, -9, 0, 7, 8, 100, 118}) {
+    for (bool all_finite : {false, true}) {
+      const float scale = std::ldexp(1.0f, exponent);
+      sequences.cache.scales(slot, 0)[1] = __float2bfloat16(all_finite ? scale : -scale);
+      for (int i = 0; i < 256; i++) sequences.cache.value(slot, 0)[i].__x = uint8_t(all_finite && i % 128 == 127 ? 0 : i);
+      const Row out = attend(sequences, {{0, 0, 1}}, {}, DECODE).out;
+      for (int i = 0; i < 256; i++) {
+        const float expected = float(sequences.cache.value(slot, 0)[i]) * scale;
+        CHECK(std::isnan(expected) ? std::isnan(out[i]) : out[i] == expected,
+              "code " + std::to_string(i) + " under 2^" + std::to_string(exponent) + ": " + std::to_string(out[i]));
+      }
+    }
+  }
+}
+
+template <class T> void not_a_number_stays_in_its_row_and_head() {
   Random random(6);
   for (float bad : {NOT_A_NUMBER, INF}) {
-    Sequences<__half> sequences(random, {4, 2, 64}, {100});
+    Sequences<T> sequences(random, {4, 2, 64}, {100});
     const Row before = attend(sequences, {{0, 97, 100}}, {}, PROMPT).out;
     sequences.row(0, 98)[64 + 3] = bad;  // query head 1
     for (const Form& form : {PROMPT, DECODE}) {
@@ -246,6 +302,11 @@ TEST(not_a_number_stays_in_its_row_and_head) {
         CHECK(i / 64 == 4 + 1 ? std::isnan(out[i]) : out[i] == before[i], form.name() + ", element " + std::to_string(i));
     }
   }
+}
+
+TEST(not_a_number_stays_in_its_row_and_head) {
+  not_a_number_stays_in_its_row_and_head<__half>();
+  not_a_number_stays_in_its_row_and_head<__nv_fp8_e4m3>();
 }
 
 TEST(queries_of_any_size_fit_into_f16) {
@@ -272,6 +333,7 @@ TEST(hard_scores_agree_with_float64_and_references_that_do_not_fit_are_noticed) 
       Arm arm;
       unsigned expected;
     } runs[] = {{{}, 0},
+                {{ONLINE_THRESHOLD}, 0},
                 {{BOUNDED}, hard.bounded},
                 {{CALIBRATED, 0, -INF, 60}, hard.calibrated},
                 {{CALIBRATED, 0, -60, 60}, hard.two_sided}};
@@ -330,11 +392,67 @@ TEST(arms_have_equal_bits_up_to_a_spread_of_102) {
       auto sequences = with_scores<__nv_bfloat16>(330, score, [=](int i) { return value * (1 + i % 3); });
       const std::vector<Span> spans = {{0, 328, 330}};
       const Answer online = attend(sequences, spans, {}, DECODE);
-      for (const Arm& arm : {Arm{BOUNDED}, Arm{CALIBRATED, -60, -200, 127}, Arm{CALIBRATED, 51, -200, 127}}) {
+      for (const Arm& arm : {Arm{BOUNDED}, Arm{ONLINE_THRESHOLD}, Arm{CALIBRATED, -60, -200, 127}, Arm{CALIBRATED, 51, -200, 127}}) {
         const Answer answer = attend(sequences, spans, arm, PROMPT);
         CHECK(answer.recomputed == 0 && same_bits(answer.out, online.out), arm.name() + ", values around " + std::to_string(value));
       }
     }
+}
+
+// Scores of key i, in tiles of 64 keys; the last rows' splits have four of them.
+struct Late {
+  const char* name;
+  std::function<float(int)> score;
+  float largest_score;
+};
+
+std::vector<Late> late_cases() {
+  return {
+      {"rising by 3 a tile", [](int i) { return i / 64 * 3 - 99.0f; }, 99},
+      {"rising by 8 a tile", [](int i) { return i / 64 % 8 * 8 - 30.0f; }, 30},
+      {"rising by 9 a tile", [](int i) { return i / 64 % 8 * 9 - 30.0f; }, 40},
+      {"rising by 20 a tile", [](int i) { return i / 64 % 4 * 20 - 30.0f; }, 30},
+      {"rising by a little a key", [](int i) { return i % 256 / 20.0f; }, 13},
+      {"falling by 5 a tile", [](int i) { return 20 - i / 64 % 8 * 5.0f; }, 20},
+      {"alternating", [](int i) { return i % 2 ? 4.5f : -4.5f; }, 5},
+      {"one hot", [](int i) { return i == 4150 ? 59.0f : -20.0f; }, 59},
+      {"all equal", [](int) { return 4.0f; }, 4},
+      {"a tile of each split masked", [](int i) { return i / 64 % 4 == 2 ? -INF : i % 5; }, 5},
+      {"the first tiles of each split masked", [](int i) { return i / 64 % 4 < 2 ? -INF : i % 256 / 20.0f; }, 13},
+  };
+}
+
+TEST(references_that_are_raised_late_have_the_bits_of_running_ones_in_bf16) {
+  constexpr int LEN = 4200;
+  const std::vector<Span> spans = {{0, LEN - 2, LEN}};
+  const auto value = [](int i) { return 1.0f + i % 7; };
+  const Arm late{ONLINE_THRESHOLD};
+  int number = 0;
+  for (const Late& scores : late_cases()) {
+    number++;
+    if (quick && number % 3 != 0) continue;
+    auto in_bf16 = with_scores<__nv_bfloat16>(LEN, scores.score, value);
+    const Row online = attend(in_bf16, spans, {}, DECODE).out;
+    for (const Form& form : {DECODE, PROMPT}) {
+      const Answer answer = attend(in_bf16, spans, late, form, sim::Schedule::numbered(number % 8));
+      CHECK(same_bits(answer.out, online) && answer.recomputed == 0, std::string(scores.name) + ", " + form.name());
+    }
+    compare_rows(in_bf16, spans, online, scores.largest_score, 7, scores.name);
+    auto in_f16 = with_scores<__half>(LEN, scores.score, value);
+    compare_rows(in_f16, spans, attend(in_f16, spans, late, DECODE).out, scores.largest_score, 7, scores.name);
+  }
+  auto masked = with_scores<__nv_bfloat16>(LEN, [](int) { return -INF; }, value);
+  for (float x : attend(masked, spans, late, DECODE).out) CHECK(x == 0, "all masked");
+}
+
+// Weights beside a reference that is 7 too high are subnormal numbers of float16.
+TEST(a_reference_that_is_raised_late_leaves_small_weights_of_f16_their_bits) {
+  const auto score = [](int i) { return i % 128 < 64 ? 0.0f : i % 128 == 64 ? 7.5f : -10.3f; };
+  auto sequences = with_scores<__half>(2200, score, [](int i) { return 1.0f + i % 7; });
+  const std::vector<Span> spans = {{0, 2199, 2200}};
+  const Row online = attend(sequences, spans, {}, DECODE).out, late = attend(sequences, spans, {ONLINE_THRESHOLD}, DECODE).out;
+  CHECK(!same_bits(online, late), "the arm has references of its own");
+  compare_rows(sequences, spans, late, 11, 7, "raised late");
 }
 
 }  // namespace

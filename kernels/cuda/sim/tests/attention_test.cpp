@@ -222,6 +222,7 @@ TEST(hard_scores_agree_with_float64_and_references_that_do_not_fit_are_noticed) 
       Arm arm;
       unsigned expected;
     } runs[] = {{{}, 0},
+                {{ONLINE_THRESHOLD}, 0},
                 {{BOUNDED}, hard.bounded},
                 {{CALIBRATED, 0, -INF, 60}, hard.calibrated},
                 {{CALIBRATED, 0, -60, 60}, hard.two_sided}};
@@ -234,6 +235,7 @@ TEST(hard_scores_agree_with_float64_and_references_that_do_not_fit_are_noticed) 
       CHECK(answer.recomputed == run.expected, what + ": " + std::to_string(answer.recomputed) + " computed again");
       // All of a row's heads have the same scores here: what was computed again has the bits of running references.
       if (run.expected == 6) CHECK(same_bits(answer.out, online), what);
+      if (run.arm.arm == ONLINE_THRESHOLD) CHECK(same_bits(answer.out, online), what + " is taken for arm 0");
     }
   }
 }

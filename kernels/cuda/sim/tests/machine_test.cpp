@@ -32,6 +32,34 @@ TEST(conversions_round_to_nearest_even) {
   CHECK(float(__nv_fp8_e4m3(1.0625f)) == 1.0f && float(__nv_fp8_e4m3(1.1875f)) == 1.25f, "ties");
 }
 
+// Codes 0 to 126 of e4m3 in units of 2^-9; 127 is not a number, and 128 more is the negative.
+const int E4M3[127] = {
+      0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 22, 24, 26, 28, 30, 32, 36, 40, 44, 48, 52, 56, 60, 64,
+      72, 80, 88, 96, 104, 112, 120, 128, 144, 160, 176, 192, 208, 224, 240, 256, 288, 320, 352, 384, 416, 448, 480, 512, 576,
+      640, 704, 768, 832, 896, 960, 1024, 1152, 1280, 1408, 1536, 1664, 1792, 1920, 2048, 2304, 2560, 2816, 3072, 3328, 3584,
+      3840, 4096, 4608, 5120, 5632, 6144, 6656, 7168, 7680, 8192, 9216, 10240, 11264, 12288, 13312, 14336, 15360, 16384, 18432,
+      20480, 22528, 24576, 26624, 28672, 30720, 32768, 36864, 40960, 45056, 49152, 53248, 57344, 61440, 65536, 73728, 81920,
+      90112, 98304, 106496, 114688, 122880, 131072, 147456, 163840, 180224, 196608, 212992, 229376,
+};
+
+TEST(e4m3_rounds_to_the_nearest_of_its_table) {
+  const auto code = [](float x) { return int(__nv_fp8_e4m3(x).__x); };
+  for (int c = 0; c < 127; c++) {
+    const float x = std::ldexp(float(E4M3[c]), -9);
+    __nv_fp8_e4m3 positive, negative;
+    positive.__x = uint8_t(c), negative.__x = uint8_t(c + 128);
+    CHECK(float(positive) == x && float(negative) == -x && std::signbit(float(negative)), "code " + std::to_string(c));
+    CHECK(code(x) == c && code(-x) == c + 128, "code " + std::to_string(c));
+    if (c == 126) break;
+    const float middle = std::ldexp(float(E4M3[c] + E4M3[c + 1]), -10);
+    CHECK(code(middle) == c + c % 2, "a tie goes to the even neighbour of " + std::to_string(c));
+    CHECK(code(std::nextafter(middle, 0.0f)) == c && code(std::nextafter(middle, 1e9f)) == c + 1, "beside a tie");
+    CHECK(code(-middle) == 128 + c + c % 2, "and of the negative");
+  }
+  for (float x : {448.1f, 464.0f, 465.0f, 1e30f, INFINITY}) CHECK(code(x) == 126 && code(-x) == 254, "saturates");
+  CHECK(code(NAN) % 128 == 127, "not a number");
+}
+
 TEST(every_thread_of_every_block_runs_once) {
   check::for_each_schedule([](const sim::Schedule& schedule) {
     const dim3 grid(3, 2, 2), block(5, 4, 2);

@@ -104,11 +104,20 @@ template <class T> void rows_are_turned_and_stored(Layout layout, int kind, cons
       }
       if (slot < 0 || head < layout.num_heads) continue;
       const T* const stored = is_key ? cache.key(slot, kv_head) : cache.value(slot, kv_head);
-      for (int d = 0; d < layout.head_dim; d++) CHECK(widened(stored[d]) == rounded<T>(now[d]), what + ": stored");
+      Row rounded(now);
+      std::vector<T> expected_head(layout.head_dim);
+      __nv_bfloat16 scale = __float2bfloat16(1.0f);
+      store_head(rounded.data(), layout.head_dim, expected_head.data(), &scale);
+      for (int d = 0; d < layout.head_dim; d++) CHECK(widened(stored[d]) == widened(expected_head[d]), what + ": stored");
       touch(stored, layout.head_dim * sizeof(T));
+      if (SCALED<T>) {
+        __nv_bfloat16* const its_scale = cache.scales(slot, kv_head) + (is_key ? 0 : 1);
+        CHECK(its_scale->bits == scale.bits, what + ": the scale");
+        touch(its_scale, sizeof *its_scale);
+      }
       if (!is_key) continue;
       double squares = 0;
-      for (int d = 0; d < layout.head_dim; d++) squares += std::pow(double(widened(stored[d])), 2);
+      for (float x : rounded) squares += double(x) * x;
       const float length = cache.key_length(slot, kv_head);
       const float so_far = slot % BLOCK_SIZE == 0 ? 0.0f : cache.key_length(slot - 1, kv_head);
       const float expected = std::fmax(float(std::sqrt(squares)), so_far);
@@ -131,7 +140,36 @@ TEST(rows_of_all_layouts_are_turned_and_stored) {
       rows_are_turned_and_stored<__nv_bfloat16>(layout, kind, sim::Schedule::numbered(number++ % 8));
       rows_are_turned_and_stored<__half>(layout, kind, sim::Schedule::numbered(number++ % 8));
       rows_are_turned_and_stored<float>(layout, kind, sim::Schedule::numbered(number++ % 8));
+      if (layout.head_dim % 32 == 0) rows_are_turned_and_stored<__nv_fp8_e4m3>(layout, kind, sim::Schedule::numbered(number % 8));
     }
+}
+
+// Largest elements around the borders of scales, and what is not finite.
+TEST(a_head_of_e4m3_fills_its_range_and_keeps_what_is_not_a_number) {
+  const Layout layout{1, 1, 64, 0};
+  for (float largest : {1.0f, 1.75f, 1.7500001f, 1.9999999f, 448.0f, 449.0f, 1e-30f, 0x1p-116f, 0x1p-120f, 0x1p-149f, 0.0f, 1e30f, 3e38f}) {
+    for (float odd : {0.0f, NOT_A_NUMBER, INF, -INF}) {
+      Cache<__nv_fp8_e4m3> cache(1, 1, 64);
+      Step step;
+      step.positions = {5}, step.slots = {5}, step.table_starts = {0};
+      Row row(3 * 64, largest / 3);
+      for (int head : {1, 2}) row[head * 64 + 17] = -largest, row[head * 64 + 40] = odd;
+      store(row, step, layout, HALF_SPLIT, cache, {});
+      for (int head : {1, 2}) {
+        Row expected = part(row, head * 64, 64);
+        std::vector<__nv_fp8_e4m3> bytes(64);
+        __nv_bfloat16 scale;
+        store_head(expected.data(), 64, bytes.data(), &scale);
+        const __nv_fp8_e4m3* const stored = head == 1 ? cache.key(5, 0) : cache.value(5, 0);
+        const std::string what = "largest " + std::to_string(largest) + ", odd " + std::to_string(odd);
+        CHECK(cache.scales(5, 0)[head - 1].bits == scale.bits, what);
+        CHECK(std::memcmp(stored, bytes.data(), 64) == 0, what);
+        CHECK(std::isnan(float(stored[40])) == (odd != 0), what);
+        const float scaled = std::fabs(float(stored[17]));
+        CHECK(largest < 0x1p-110f || (scaled >= 224 && scaled <= 448), what);
+      }
+    }
+  }
 }
 
 TEST(a_sequence_has_the_same_bits_however_it_is_cut_into_steps_and_in_every_schedule) {

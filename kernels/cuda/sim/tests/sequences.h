@@ -5,7 +5,7 @@
 namespace check {
 
 constexpr float LOG2_E = 1.44269504f;
-constexpr int ONLINE = 0, BOUNDED = 1, CALIBRATED = 2;
+constexpr int ONLINE = 0, BOUNDED = 1, CALIBRATED = 2, ONLINE_THRESHOLD = 3;
 
 struct Layout {
   int num_heads, num_kv_heads, head_dim;
@@ -55,13 +55,10 @@ template <class T> struct Sequences {
           float* const key = row(sequence, position) + (layout.num_heads + kv_head) * layout.head_dim;
           float* const value = key + layout.num_kv_heads * layout.head_dim;
           double squares = 0;
-          for (int d = 0; d < layout.head_dim; d++) {
-            narrow(key[d], cache.key(slot, kv_head)[d]);
-            narrow(value[d], cache.value(slot, kv_head)[d]);
-            key[d] = rounded<T>(key[d]);
-            value[d] = rounded<T>(value[d]);
-            squares += double(key[d]) * key[d];
-          }
+          __nv_bfloat16* const scales = cache.scales(slot, kv_head);
+          store_head(key, layout.head_dim, cache.key(slot, kv_head), scales);
+          store_head(value, layout.head_dim, cache.value(slot, kv_head), scales ? scales + 1 : scales);
+          for (int d = 0; d < layout.head_dim; d++) squares += double(key[d]) * key[d];
           const float before = position % BLOCK_SIZE == 0 ? 0.0f : cache.key_length(slot - 1, kv_head);
           cache.key_length(slot, kv_head) = std::fmax(before, float(std::sqrt(squares)));
         }

@@ -59,7 +59,7 @@ impl Call<'_> {
     /// What the scores of a KV head may be, if that is limited.
     pub(super) fn limits(&self, kv_head: usize) -> Option<Limits> {
         match self.params.softmax {
-            Softmax::Online | Softmax::Bounded => None,
+            Softmax::Online | Softmax::OnlineThreshold | Softmax::Bounded => None,
             Softmax::Calibrated(ranges) => Some(Limits { above: ranges[kv_head].b.min(LARGEST_EXPONENT), below: None }),
             Softmax::CalibratedTwoSided(ranges) => {
                 let range = ranges[kv_head];

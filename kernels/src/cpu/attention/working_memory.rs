@@ -4,7 +4,7 @@ use super::super::kv_cache::{AnyStorage, KvCache, for_any_storage};
 use super::super::rows::Disjoint;
 use super::plan::Plan;
 use super::{Call, Isa, naive, state, tile};
-use crate::{AttentionParams, AttentionScheme, Softmax, StepTables};
+use crate::{AttentionParams, AttentionScheme, StepTables};
 
 /// Bytes of scores, states, copies and references of one call, of all threads together.
 pub(in crate::cpu) fn working_bytes(
@@ -21,8 +21,7 @@ pub(in crate::cpu) fn working_bytes(
             let mut plan = Plan::default();
             plan.fill(call, threads, |_, _| true);
             let queries = plan.tasks.iter().map(|task| task.rows.len() * call.group()).max().unwrap_or(0);
-            let references =
-                if params.softmax == Softmax::Online { 0 } else { step.num_rows() * params.heads.num_heads };
+            let references = if params.softmax.is_fixed() { step.num_rows() * params.heads.num_heads } else { 0 };
             plan.num_states * state::len(geometry)
                 + threads.min(plan.tasks.len()) * tile::scratch_len(queries, geometry)
                 // One float and one flag each.

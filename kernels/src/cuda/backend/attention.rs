@@ -78,7 +78,8 @@ fn naive<D: Device>(cuda: &Cuda<D>, call: Call<'_, D>, out: &Buffer<D>) -> Resul
     let (rows, stride) = (step.num_rows(), longest_context(step));
     let (of_row, rows_at_once) = scores_at_once(step, num_heads);
     grow(&mut work.scores, &cuda.device, "scores of a step", rows_at_once * of_row)?;
-    let kernels = [Kernel::AttentionNaiveF16, Kernel::AttentionNaiveBf16, Kernel::AttentionNaiveF32];
+    let kernels =
+        [Kernel::AttentionNaiveF16, Kernel::AttentionNaiveBf16, Kernel::AttentionNaiveF32, Kernel::AttentionNaiveF8];
     let kernel = stored(cache.layout.dtype).kernel(kernels);
     for first in (0..rows).step_by(rows_at_once) {
         let rows_now = rows_at_once.min(rows - first);
@@ -202,6 +203,7 @@ fn prepare<D: Device>(
     }
     let (arm, references): (i32, Vec<f32>) = match params.softmax {
         Softmax::Online => (0, Vec::new()),
+        Softmax::OnlineThreshold => (3, Vec::new()),
         Softmax::Bounded => (1, Vec::new()),
         Softmax::Calibrated(ranges) => {
             (2, ranges.iter().flat_map(|range| [range.phi as f32, f32::NEG_INFINITY, range.b.min(127.0)]).collect())

@@ -2,11 +2,12 @@
 
 use super::attention::MAX_HEAD_DIM;
 use super::buffer::{to_error, zeros};
+use super::tensor_cores::Form;
 use crate::cuda::device::{Argument, Device};
 use crate::cuda::error::DeviceError;
 use crate::cuda::kernels::Kernel;
 use crate::cuda::memory::Memory;
-use crate::{BLOCK_SIZE, Error, KvDtype, KvLayout};
+use crate::{BLOCK_SIZE, Error, HeadLayout, KvDtype, KvLayout};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Keys and values of all layers.
@@ -31,11 +32,14 @@ pub(super) enum Stored {
     F16,
     BF16,
     F32,
+    /// Bytes of e4m3, and two scales of bfloat16 for each position and head; where attention is on tensor cores.
+    F8,
 }
 
 impl Stored {
-    /// Of the kernels for each type, in the order of this enum, the one for this type.
-    pub(super) fn kernel(self, kernels: [Kernel; 3]) -> Kernel {
+    /// Of the kernels for each type, in the order of this enum, the one for this type; kernels by multiply-adds have none for the
+    /// last, and no cache of it comes to them.
+    pub(super) fn kernel<const N: usize>(self, kernels: [Kernel; N]) -> Kernel {
         kernels[self as usize]
     }
 
@@ -44,6 +48,15 @@ impl Stored {
         match self {
             Stored::F16 | Stored::BF16 => 2,
             Stored::F32 => 4,
+            Stored::F8 => 1,
+        }
+    }
+
+    /// Bytes beside the elements, of each position and KV head: the largest length so far, and scales.
+    fn bytes_beside(self) -> usize {
+        match self {
+            Stored::F16 | Stored::BF16 | Stored::F32 => size_of::<f32>(),
+            Stored::F8 => size_of::<f32>() + 2 * size_of::<u16>(),
         }
     }
 }
@@ -54,13 +67,15 @@ pub(super) fn stored(dtype: KvDtype) -> Stored {
         KvDtype::F16 => Stored::F16,
         KvDtype::BF16 | KvDtype::Q8_0 => Stored::BF16,
         KvDtype::F32 => Stored::F32,
+        KvDtype::F8E4M3 => Stored::F8,
     }
 }
 
 /// Bytes of one block of one layer.
 pub(super) fn block_bytes(layout: KvLayout) -> usize {
-    let piece = 2 * BLOCK_SIZE * layout.head_dim * stored(layout.dtype).bytes() + BLOCK_SIZE * size_of::<f32>();
-    layout.num_kv_heads * piece
+    let stored = stored(layout.dtype);
+    let of_position = 2 * layout.head_dim * stored.bytes() + stored.bytes_beside();
+    layout.num_kv_heads * BLOCK_SIZE * of_position
 }
 
 impl<D: Device> KvCache<D> {
@@ -69,6 +84,14 @@ impl<D: Device> KvCache<D> {
         if layout.head_dim > MAX_HEAD_DIM {
             return Err(Error::Unsupported(format!(
                 "the CUDA kernels know heads of up to {MAX_HEAD_DIM} elements, and these have {}",
+                layout.head_dim
+            )));
+        }
+        let heads = HeadLayout { num_heads: 1, num_kv_heads: 1, head_dim: layout.head_dim };
+        let stored = stored(layout.dtype);
+        if stored == Stored::F8 && Form::of(device.properties(), heads, stored, true).is_none() {
+            return Err(Error::Unsupported(format!(
+                "a KV cache of F8E4M3 needs heads of 64, 96, 128 or 256 elements on this GPU, and these have {}; BF16 takes any",
                 layout.head_dim
             )));
         }

@@ -465,7 +465,7 @@ impl<D: Device> Backend for Cuda<D> {
             int(rope.rotary_dim),
             kind_of(rope),
         ];
-        let kernels = [Kernel::RopeKvStoreF16, Kernel::RopeKvStoreBf16, Kernel::RopeKvStoreF32];
+        let kernels = [Kernel::RopeKvStoreF16, Kernel::RopeKvStoreBf16, Kernel::RopeKvStoreF32, Kernel::RopeKvStoreF8];
         let kernel = kv_cache::stored(cache.layout.dtype).kernel(kernels);
         let grid = [rows, heads.num_kv_heads, 1];
         // SAFETY: `check` has made sure that slots lie in the cache, which has these heads; qkv and angles have `rows` rows.

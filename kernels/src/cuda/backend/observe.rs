@@ -36,7 +36,8 @@ pub(super) fn observe_scores<D: Device>(
         int(head_dim),
         Argument::F32(params.scale * std::f32::consts::LOG2_E),
     ];
-    let kernels = [Kernel::ObserveScoresF16, Kernel::ObserveScoresBf16, Kernel::ObserveScoresF32];
+    let kernels =
+        [Kernel::ObserveScoresF16, Kernel::ObserveScoresBf16, Kernel::ObserveScoresF32, Kernel::ObserveScoresF8];
     let kernel = stored(cache.layout.dtype).kernel(kernels);
     let bytes = rows * params.heads.q_width() * size_of::<f32>();
     // SAFETY: the caller has checked the step, so positions and block tables lie in the cache, which has heads that the kernels

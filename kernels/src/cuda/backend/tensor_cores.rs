@@ -42,13 +42,12 @@ impl Form {
         // Warps that share vectors, for their answers are too wide for one.
         let sharing = heads.head_dim.div_ceil(MAX_WIDTH);
         let vectors_of = |warps: usize| warps / sharing * VECTORS;
-        let has_room = |warps: usize| {
-            shared_bytes(heads.head_dim, vectors_of(warps), warps * WARP) <= properties.shared_bytes_per_block as usize
-        };
+        let shared_bytes = |warps: usize| shared_bytes(stored, heads.head_dim, vectors_of(warps), warps * WARP);
+        let has_room = |warps: usize| shared_bytes(warps) <= properties.shared_bytes_per_block as usize;
         let wanted = if one_row_each { sharing * group.div_ceil(VECTORS) } else { MAX_WARPS };
         let warps = (1..=wanted.min(MAX_WARPS) / sharing).map(|n| n * sharing).rev().find(|&warps| has_room(warps))?;
         let (threads, vectors) = (warps * WARP, vectors_of(warps));
-        let shared_bytes = shared_bytes(heads.head_dim, vectors, threads);
+        let shared_bytes = shared_bytes(warps);
         Some(Form {
             kernel,
             threads: threads as u32,
@@ -70,15 +69,22 @@ fn kernel(stored: Stored, head_dim: usize) -> Option<Kernel> {
         (Stored::F16, 96) => Kernel::AttentionMmaF16Dim96,
         (Stored::F16, 128) => Kernel::AttentionMmaF16Dim128,
         (Stored::F16, 256) => Kernel::AttentionMmaF16Dim256,
+        (Stored::F8, 64) => Kernel::AttentionMmaF8Dim64,
+        (Stored::F8, 96) => Kernel::AttentionMmaF8Dim96,
+        (Stored::F8, 128) => Kernel::AttentionMmaF8Dim128,
+        (Stored::F8, 256) => Kernel::AttentionMmaF8Dim256,
         _ => return None,
     })
 }
 
 /// Dynamic shared memory, as the kernel's file has it: what a block attends to, its pieces of the cache, its queries, and sums.
-fn shared_bytes(head_dim: usize, vectors: usize, threads: usize) -> usize {
+fn shared_bytes(stored: Stored, head_dim: usize, vectors: usize, threads: usize) -> usize {
     const CALL: usize = 128;
     let (stages, width) = if head_dim <= MAX_WIDTH { (4, head_dim) } else { (2, head_dim / 2) };
-    CALL + 2 * (head_dim + 8) * (BLOCK_SIZE * stages + vectors) + 24 * vectors + 16 * (1 + width / 8) * threads
+    // Pieces of 16-bit elements, and of bytes with their scales, which become those.
+    let (pieces, bytes) =
+        if stored == Stored::F8 { (stages / 2, stages * BLOCK_SIZE * (head_dim + 4)) } else { (stages, 0) };
+    CALL + 2 * (head_dim + 8) * (BLOCK_SIZE * pieces + vectors) + bytes + 24 * vectors + 16 * (1 + width / 8) * threads
 }
 
 #[cfg(test)]
@@ -94,6 +100,16 @@ mod tests {
         };
         let (num_heads, num_kv_heads, head_dim) = heads;
         Form::of(&properties, HeadLayout { num_heads, num_kv_heads, head_dim }, Stored::BF16, one_row_each)
+    }
+
+    #[test]
+    fn every_head_that_is_known_has_room_for_bytes_on_every_device() {
+        for head_dim in [64, 96, 128, 256] {
+            let bytes = |stored, vectors| shared_bytes(stored, head_dim, vectors, 32 * head_dim.div_ceil(MAX_WIDTH));
+            assert!(
+                bytes(Stored::F8, VECTORS) <= bytes(Stored::BF16, VECTORS) && bytes(Stored::F8, VECTORS) <= 99 << 10
+            );
+        }
     }
 
     #[test]

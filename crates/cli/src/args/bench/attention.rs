@@ -9,7 +9,7 @@ use taper_kernels::KvDtype;
 /// `taper bench attention`
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The arms take turns: online, calibrated and bounded are ours with running, calibrated and bounded references of the softmax; naive is ours with all scores in memory; candle is candle's matrix product and softmax, all scores in memory as well, in a program of its own (bench/README.md says how to build it; without it the arm is left out); reads is no attention but as many bytes read by plain loads.\n\nA row is microseconds per call of one layer. Calls walk a ring of layers that no cache holds; GB/s count keys and values once. OF READS is the speed as a share of plain loads in the same moments, X CANDLE the speed over candle's, WORKS IN the memory that a call needs beside its operands, RECOMPUTED the rows that a fixed reference did not fit. Candle's keys are float16 numbers, held as float32 where that is faster: `kv` in a row of --json. On a GPU times are its own clock's, calls are replayed as they are in a model, the ring is at least four times its second-level cache, and candle is left out. Without flags it takes about a minute."
+    after_help = "The arms take turns: online, calibrated and bounded are ours with running, calibrated and bounded references of the softmax; online-threshold, on a GPU alone, has running ones that are raised late (the processor's are those of online); naive is ours with all scores in memory; candle is candle's matrix product and softmax, all scores in memory as well, in a program of its own (bench/README.md says how to build it; without it the arm is left out); reads is no attention but as many bytes read by plain loads.\n\nA row is microseconds per call of one layer. Calls walk a ring of layers that no cache holds; GB/s count keys and values once. OF READS is the speed as a share of plain loads in the same moments, X CANDLE the speed over candle's, WORKS IN the memory that a call needs beside its operands, RECOMPUTED the rows that a fixed reference did not fit. Candle's keys are float16 numbers, held as float32 where that is faster: `kv` in a row of --json. On a GPU times are its own clock's, calls are replayed as they are in a model, the ring is at least four times its second-level cache, and candle is left out. Without flags it takes about a minute."
 )]
 pub(crate) struct BenchAttentionArgs {
     #[command(flatten)]
@@ -73,6 +73,8 @@ pub(crate) enum KvKind {
     /// Signed bytes with a scale per 32 elements.
     #[value(name = "q8_0")]
     Q8,
+    /// Floats of eight bits (e4m3) with a scale per head; a GPU's, with heads of 64, 96, 128 and 256.
+    F8,
 }
 
 impl KvKind {
@@ -82,6 +84,7 @@ impl KvKind {
             KvKind::Bf16 => KvDtype::BF16,
             KvKind::F32 => KvDtype::F32,
             KvKind::Q8 => KvDtype::Q8_0,
+            KvKind::F8 => KvDtype::F8E4M3,
         }
     }
 }
