@@ -114,6 +114,18 @@ fn ids(value: &Value) -> Vec<u64> {
 }
 
 #[test]
+fn keys_and_values_are_stored_as_is_asked_for_or_nothing_is_computed() {
+    let run = |dtype: &str| {
+        Place::new().run(&["-p", "ab", "--raw", "-n", "3", "--ignore-eos", "--json", "--kv-cache-dtype", dtype])
+    };
+    for dtype in ["f16", "bf16", "f32"] {
+        assert_eq!(ids(&json(&run(dtype))["tokens"]).len(), 3, "{dtype}");
+    }
+    assert!(complaint(&run("f8")).contains("say f16, or q8_0 for a byte each"));
+    assert!(misuse(&run("q3")).contains("[possible values: f16, bf16, f32, q8_0, f8]"));
+}
+
+#[test]
 fn json_is_one_line_with_everything_in_it() {
     let answer = json(&Place::new().run(&["-p", "ab", "--raw", "-n", "5", "--ignore-eos", "--json"]));
     let keys: Vec<&String> = answer.as_object().unwrap().keys().collect();

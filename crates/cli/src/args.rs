@@ -5,6 +5,7 @@ mod calibrate;
 mod device;
 mod doctor;
 mod engine;
+mod kv;
 mod selftest;
 mod tune;
 
@@ -13,6 +14,7 @@ pub(crate) use calibrate::CalibrateArgs;
 pub(crate) use device::{Device, DeviceArgs};
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use engine::EngineArgs;
+pub(crate) use kv::KvKind;
 pub(crate) use selftest::SelftestArgs;
 pub(crate) use tune::TuneArgs;
 

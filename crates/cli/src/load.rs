@@ -2,7 +2,7 @@
 
 mod draft;
 
-use crate::args::{ActivationsKind, BackendKind, ContextArgs, Deterministic, Device, EngineArgs, ModelArgs};
+use crate::args::{ActivationsKind, BackendKind, ContextArgs, Deterministic, Device, EngineArgs, KvKind, ModelArgs};
 use crate::calibration_file;
 use crate::device::open_gpu;
 use crate::output;
@@ -218,7 +218,7 @@ pub(crate) fn load_engine(
         max_logit_rows: config.max_batch.max(16),
         max_rows: LoadOptions::default().max_rows.max(config.max_batch),
         attention: args.attention.scheme(),
-        ..LoadOptions::default()
+        kv_dtype: engine.kv_cache_dtype.unwrap_or(KvKind::F16).dtype(args.device.device).context("--kv-cache-dtype")?,
     };
     let digest = engine.cache_dir.as_deref().map(|folder| file_digest(&path, folder)).transpose();
     let digest = digest.with_context(|| format!("cannot read {}", path.display()))?;

@@ -1,10 +1,10 @@
 //! `taper bench attention` on the command line.
 
 use super::{BenchOutputArgs, ComputeArgs, DeviceArgs, positive};
-use clap::{Args, ValueEnum};
+use crate::args::KvKind;
+use clap::Args;
 use std::path::PathBuf;
 use taper_bench::attention::{DEFAULT_CANDLE_KEYS, DEFAULT_HEADS, DEFAULT_LENS, DEFAULT_RING_BYTES, Heads};
-use taper_kernels::KvDtype;
 
 /// `taper bench attention`
 #[derive(Debug, Args)]
@@ -59,32 +59,4 @@ pub(crate) struct BenchAttentionArgs {
 
     #[command(flatten)]
     pub(crate) output: BenchOutputArgs,
-}
-
-/// Storage type of keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum KvKind {
-    /// float16.
-    F16,
-    /// bfloat16.
-    Bf16,
-    /// float32.
-    F32,
-    /// Signed bytes with a scale per 32 elements.
-    #[value(name = "q8_0")]
-    Q8,
-    /// Floats of eight bits (e4m3) with a scale per head; a GPU's, with heads of 64, 96, 128 and 256.
-    F8,
-}
-
-impl KvKind {
-    pub(crate) fn dtype(self) -> KvDtype {
-        match self {
-            KvKind::F16 => KvDtype::F16,
-            KvKind::Bf16 => KvDtype::BF16,
-            KvKind::F32 => KvDtype::F32,
-            KvKind::Q8 => KvDtype::Q8_0,
-            KvKind::F8 => KvDtype::F8E4M3,
-        }
-    }
 }

@@ -4,12 +4,12 @@ use super::{Bench, candle_driver, cpu, setup, setup_on};
 use crate::args::{BenchAttentionArgs, Device};
 use crate::device::open_gpu;
 use crate::output;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result};
 use std::time::Duration;
 use taper_bench::attention::{CpuMeter, GpuMeter};
 use taper_bench::candle::Candle;
 use taper_bench::{Effort, attention};
-use taper_kernels::{Backend, KvDtype};
+use taper_kernels::Backend;
 
 pub(crate) fn run(args: &BenchAttentionArgs) -> Result<()> {
     let cases = attention::Cases {
@@ -17,7 +17,7 @@ pub(crate) fn run(args: &BenchAttentionArgs) -> Result<()> {
         batches: args.batch.iter().map(|&batch| batch as usize).collect(),
         lens: args.keys.iter().map(|&keys| keys as usize).collect(),
         rows: args.rows as usize,
-        dtype: args.kv.dtype(),
+        dtype: args.kv.dtype(args.device.device).context("--kv")?,
         ring_bytes: args.ring_mib.saturating_mul(1 << 20),
         candle_keys: args.candle_keys,
         effort: Effort { samples: args.repeat, time: Duration::from_millis(args.time_ms) },
@@ -25,9 +25,6 @@ pub(crate) fn run(args: &BenchAttentionArgs) -> Result<()> {
     let bytes = args.output.bandwidth_bytes();
     let bench = match args.device.device {
         Device::Cuda(index) => {
-            if cases.dtype == KvDtype::Q8_0 {
-                bail!("a GPU stores bfloat16 where Q8_0 is asked for: --kv bf16 measures that");
-            }
             let gpu = open_gpu(index)?;
             let mut bench = Bench::start(&args.output, setup_on(&gpu, bytes))?;
             let mut meter = GpuMeter::new(&gpu, cases.ring_bytes)?;
@@ -35,9 +32,6 @@ pub(crate) fn run(args: &BenchAttentionArgs) -> Result<()> {
             bench
         }
         Device::Auto | Device::Cpu => {
-            if cases.dtype == KvDtype::F8E4M3 {
-                bail!("the processor stores float16 where e4m3 is asked for: --kv f16 measures that");
-            }
             let cpu = cpu(&args.compute)?;
             let candle = candle(args, cpu.info().threads, &cases)?;
             let mut bench = Bench::start(&args.output, setup(&cpu.info(), bytes))?;
