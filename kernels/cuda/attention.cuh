@@ -12,8 +12,8 @@
 // | ONLINE_THRESHOLD | that floor where it was last more than 8 above the one before     | never                                            |
 //
 // ONLINE_THRESHOLD is the rule of FlashAttention-4: sums are rescaled where a reference has fallen behind by a factor of more than
-// 2^8, and weights are less than 2^9. Within a split alone: each begins with a reference of its own. Kernels by multiply-adds take
-// it for ONLINE.
+// 2^8, and weights are less than 2^9. Within a split alone: each begins with a reference of its own. Kernels by multiply-adds, and those over
+// f16, take it for ONLINE.
 #pragma once
 #include "softmax_common.cuh"
 #include "step.cuh"

@@ -13,9 +13,8 @@
 // float32. The weights 2^(x - m) are rounded to the cache's type where they lie, in S's accumulators, which then are the A operand
 // of P V; l is one more column of that product, of ones, so it is the sum of the rounded weights.
 // f16: a query is scaled by a power of two for its largest element to lie in [1, 2), and undone with the scale; weights are at
-// most 2, so references are running ones whatever the arm: under a fixed one a weight may be 2^100. Under a running one that is
-// raised by more than 8 or not at all a weight is less than 2^9, and those from 2^-14 down lose fewer bits; in bf16 all have the
-// bits of ONLINE.
+// most 2, so references are running ones whatever the arm: under a fixed one a weight may be 2^100. They are never raised late, either:
+// subnormal weights would have other bits then; in bf16 all have the bits of ONLINE.
 // e4m3: an element times the scale of its head is a bf16 number. Pieces arrive as bytes, a warp widens the rows that it had copied
 // itself, and what follows is that of bf16: the bits are those of a bf16 cache that holds the same numbers.
 //
@@ -711,7 +710,7 @@ __device__ __forceinline__ void attend(const float* qkv, const rope::Unturned& u
     const bool calibrated = arm == CALIBRATED;
     *shared.call = {keys, positions, states, heads.num_heads, first_row, first_head, rows * heads_of_row, heads_of_row,
                     calibrated ? ranges[3 * kv_head + 1] : -INFINITY, calibrated ? ranges[3 * kv_head + 2] : INFINITY,
-                    arm == ONLINE_THRESHOLD ? THRESHOLD : 0.0f, 0.0f, 0};
+                    Operand<T>::WIDE && arm == ONLINE_THRESHOLD ? THRESHOLD : 0.0f, 0.0f, 0};
   }
   __syncthreads();
   Pass pass{Operand<T>::WIDE && is_fixed(arm), false, rows > 1};

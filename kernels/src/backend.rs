@@ -156,7 +156,7 @@ pub enum KvDtype {
     /// Signed bytes times a float16 scale per 32 elements of a head: 8.5 bits per element.
     Q8_0,
     /// Floats of eight bits, e4m3, times a power of two for each key and value of a head, as GPUs hold them (the processor and the
-    /// reference hold more): of four significant bits down to 2^-15 of the head's largest element, fewer below.
+    /// reference hold more): of four significant bits down to 2^-13 of the head's largest element, fewer below.
     F8E4M3,
 }
 

@@ -44,13 +44,19 @@ pub fn run<B: Backend>(backend: &B, done: &mut dyn FnMut(Check)) -> Result<(), E
     for check in [norms(backend)?, qk_norm(backend)?, silu_mul(backend)?, additions(backend)?] {
         done(check);
     }
-    for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::BF16, KvDtype::Q8_0, KvDtype::F8E4M3] {
+    if let Some(check) = choose(backend)? {
+        done(check);
+    }
+    for dtype in DTYPES {
         for (name, scheme, softmax) in SCHEMES {
             done(attention(backend, dtype, (name, scheme, softmax))?);
         }
     }
     Ok(())
 }
+
+/// What keys and values are stored as.
+const DTYPES: [KvDtype; 5] = [KvDtype::F32, KvDtype::F16, KvDtype::BF16, KvDtype::Q8_0, KvDtype::F8E4M3];
 
 /// Outputs and inputs of products.
 const SHAPE: (usize, usize) = (100, 512);
@@ -66,6 +72,35 @@ const SCHEMES: [(&str, AttentionScheme, Softmax<'static>); 5] = [
     ("calibrated", AttentionScheme::SplitKv, Softmax::Calibrated(&RANGES)),
     ("naive", AttentionScheme::Naive, Softmax::Online),
 ];
+
+/// Tokens drawn from rows of logits, spread and flat; none where the backend leaves that to others.
+fn choose<B: Backend>(backend: &B) -> Result<Option<Check>, Error> {
+    const COLS: usize = 9000;
+    let mut random = Random::new(7);
+    let mut logits: Vec<f32> = random.normals(2 * COLS).iter().map(|x| 4.0 * x).collect();
+    logits[COLS..].iter_mut().for_each(|x| *x *= 0.05);
+    let mut draws = Vec::new();
+    for (index, (min_p, top_k, top_p)) in
+        [(0.0, 0, 1.0), (0.05, 0, 1.0), (0.0, 40, 1.0), (0.0, 0, 0.9), (0.01, 6000, 0.7)].into_iter().enumerate()
+    {
+        for (row, temperature) in [(0, 0.0), (0, 0.8), (1, 1.2)] {
+            let unit = (index as u64 * 3 + row as u64 + 1).wrapping_mul(0x1357_9bdf_0246_8ace);
+            draws.push((row, crate::Draw { temperature, min_p, top_k, top_p, unit }));
+        }
+    }
+    let mut tokens = Vec::new();
+    if !backend.choose(&upload(backend, COLS, &logits)?, &draws, &mut tokens) {
+        return Ok(None);
+    }
+    let as_floats =
+        |tokens: &[Option<u32>]| tokens.iter().map(|token| token.map_or(-1.0, |token| token as f32)).collect();
+    let actual: Vec<f32> = as_floats(&tokens);
+    let expected = |reference: &Reference| {
+        reference.choose(&upload(reference, COLS, &logits)?, &draws, &mut tokens);
+        Ok(as_floats(&tokens))
+    };
+    check("tokens drawn".into(), 0.0, backend, |_| Ok(actual), expected).map(Some)
+}
 
 /// Compares what two backends give for the same operands.
 fn check<B: Backend>(
@@ -253,7 +288,9 @@ mod tests {
                 run(&cpu.clone().with_activations(activations), &mut done).unwrap();
             }
         }
-        assert_eq!(count, (WeightType::ALL.len() * 4 + 5 + 4 + 16) * (1 + 2 * Isa::available().len()));
+        let of_each = WeightType::ALL.len() * 4 + 5 + 4 + DTYPES.len() * SCHEMES.len();
+        // The reference draws tokens, too.
+        assert_eq!(count, of_each * (1 + 2 * Isa::available().len()) + 1);
     }
 
     #[test]

@@ -27,14 +27,21 @@ pub struct SequenceSlice<'a> {
     pub logits: LogitRows,
 }
 
+impl LogitRows {
+    /// How many these are of a slice of so many tokens.
+    pub fn of(self, tokens: usize) -> usize {
+        match self {
+            LogitRows::None => 0,
+            LogitRows::Last => 1,
+            LogitRows::All => tokens,
+        }
+    }
+}
+
 impl SequenceSlice<'_> {
     /// Rows of logits that this slice asks for.
     pub fn num_logit_rows(&self) -> usize {
-        match self.logits {
-            LogitRows::None => 0,
-            LogitRows::Last => 1,
-            LogitRows::All => self.tokens.len(),
-        }
+        self.logits.of(self.tokens.len())
     }
 }
 

@@ -8,7 +8,7 @@ use crate::device::open_gpu;
 use crate::output;
 use crate::progress::Bars;
 use crate::tune_file;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use indicatif::BinaryBytes;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -194,6 +194,11 @@ pub(crate) fn load_engine(
 ) -> Result<Loaded> {
     // A template that cannot be had should not wait for the weights.
     let chosen = context.chat_template.as_deref().map(chosen_template).transpose()?;
+    let kv_dtype = engine.kv_cache_dtype.map(|kind| kind.dtype(args.device.device)).transpose();
+    let kv_dtype = kv_dtype.context("--kv-cache-dtype")?.unwrap_or_default();
+    if engine.kv_cache_dtype.is_some_and(|kind| kind != KvKind::F32) && args.backend == BackendKind::Reference {
+        bail!("--kv-cache-dtype: the reference stores float32 alone");
+    }
     let ResolvedModel { path, id } = resolve(&args.model, progress)?;
     let checkpoint = open(&path)?;
     let tokenizer = tokenizer(&checkpoint)?;
@@ -218,7 +223,7 @@ pub(crate) fn load_engine(
         max_logit_rows: config.max_batch.max(16),
         max_rows: LoadOptions::default().max_rows.max(config.max_batch),
         attention: args.attention.scheme(),
-        kv_dtype: engine.kv_cache_dtype.unwrap_or(KvKind::F16).dtype(args.device.device).context("--kv-cache-dtype")?,
+        kv_dtype,
     };
     let digest = engine.cache_dir.as_deref().map(|folder| file_digest(&path, folder)).transpose();
     let digest = digest.with_context(|| format!("cannot read {}", path.display()))?;

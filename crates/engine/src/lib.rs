@@ -42,7 +42,7 @@ pub use metrics::{EndReason, EngineMetrics, Histogram};
 pub use model_runner::ModelRunner;
 pub use pace::ItlTarget;
 pub use params::{InvalidParam, MAX_CHOICES, MAX_LOGPROBS, SamplingParams};
-pub use runner::{LogitsBuffer, Runner, RunnerError, RunnerLimits};
+pub use runner::{LogitsBuffer, RowDraw, Runner, RunnerError, RunnerLimits};
 pub use sampler::{InvalidLogits, Sampled, Sampler, Scratch, TokenLogprobs};
 pub use scheduler::{Admission, Arrival, Scheduler, SchedulerConfig, SequenceId, Step, StepEntry, StepLimits};
 pub use submit::{Request, SubmitError};

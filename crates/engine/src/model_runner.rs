@@ -1,7 +1,7 @@
 //! The [`Runner`] of real models.
 
-use crate::{LogitsBuffer, Runner, RunnerError, RunnerLimits};
-use taper_models::{BLOCK_SIZE, Backend, Draw, Llama, SequenceSlice};
+use crate::{LogitsBuffer, RowDraw, Runner, RunnerError, RunnerLimits};
+use taper_models::{BLOCK_SIZE, Backend, Llama, SequenceSlice};
 
 /// A network with its weights and KV cache, as the engine thread runs it.
 pub struct ModelRunner<B: Backend>(pub Llama<B>);
@@ -29,20 +29,31 @@ impl<B: Backend> Runner for ModelRunner<B> {
     fn run_and_draw(
         &mut self,
         step: &[SequenceSlice<'_>],
-        draws: &[(usize, Draw)],
+        draws: &[RowDraw],
         logits: &mut LogitsBuffer,
     ) -> Result<(), RunnerError> {
         let num_rows = self.0.compute(step).map_err(|error| RunnerError(error.to_string()))?;
+        let of_rows: Vec<_> = draws.iter().map(|draw| (draw.row, draw.draw)).collect();
         let mut tokens = Vec::new();
-        if draws.is_empty() || !self.0.choose(draws, &mut tokens) {
-            tokens.clear();
+        if draws.is_empty() || !self.0.choose(&of_rows, &mut tokens) {
+            tokens = vec![None; draws.len()];
         }
-        let mut drawn = draws.iter().zip(&tokens).peekable();
-        for row in 0..num_rows {
-            match drawn.next_if(|((of, _), _)| *of == row) {
-                Some((_, Some(token))) => logits.push_token(*token),
-                // A row that is no distribution is looked at by who says so.
-                Some((_, None)) | None => logits.push_row(self.0.read_logits(row..row + 1)),
+        // Rows whose logits nobody looks at: all that was to be drawn was, and more is not wanted.
+        let mut is_read = vec![true; num_rows];
+        for of_row in draws.chunk_by(|one, next| one.row == next.row) {
+            is_read[of_row[0].row] = false;
+        }
+        for (draw, token) in draws.iter().zip(&tokens) {
+            is_read[draw.row] |= draw.keeps_logits || token.is_none();
+        }
+        logits.set_drawn(&tokens);
+        for rows in (0..num_rows).collect::<Vec<_>>().chunk_by(|&one, &next| is_read[one] == is_read[next]) {
+            let rows = rows[0]..rows[0] + rows.len();
+            if is_read[rows.start] {
+                let width = logits.width();
+                self.0.read_logits(rows).chunks(width).for_each(|row| logits.push_row(row));
+            } else {
+                rows.for_each(|_| logits.push_drawn_row());
             }
         }
         Ok(())

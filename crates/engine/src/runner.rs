@@ -25,34 +25,39 @@ pub struct RunnerLimits {
 #[error("{0}")]
 pub struct RunnerError(pub String);
 
-/// Rows of logits, or the tokens that were drawn from them; reused from step to step so that its memory is allocated once.
+/// A token that is to be drawn from a row of logits.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RowDraw {
+    /// The row, in the order in which they are due.
+    pub row: usize,
+    /// How.
+    pub draw: Draw,
+    /// Whether the logits are wanted as well.
+    pub keeps_logits: bool,
+}
+
+/// Rows of logits, and tokens that were drawn from them; reused from step to step so that its memory is allocated once.
 #[derive(Debug, Clone)]
 pub struct LogitsBuffer {
     values: Vec<f32>,
     width: usize,
-    rows: Vec<Row>,
-}
-
-/// What there is of a row.
-#[derive(Debug, Clone, Copy)]
-enum Row {
-    /// Its logits, from this place on.
-    Logits(usize),
-    /// The token that was drawn from it.
-    Token(u32),
+    /// Where the logits of each row begin, if they are here.
+    rows: Vec<Option<usize>>,
+    drawn: Vec<Option<u32>>,
 }
 
 impl LogitsBuffer {
     /// An empty buffer of rows `width` wide.
     pub fn new(width: usize) -> Self {
         assert!(width > 0, "a row of logits has at least one entry");
-        LogitsBuffer { values: Vec::new(), width, rows: Vec::new() }
+        LogitsBuffer { values: Vec::new(), width, rows: Vec::new(), drawn: Vec::new() }
     }
 
     /// Empties the buffer and keeps its memory.
     pub fn clear(&mut self) {
         self.values.clear();
         self.rows.clear();
+        self.drawn.clear();
     }
 
     /// Entries per row: the vocabulary size.
@@ -68,19 +73,19 @@ impl LogitsBuffer {
     /// Appends a row.
     pub fn push_row(&mut self, row: &[f32]) {
         assert_eq!(row.len(), self.width, "a row of logits is one entry per token of the vocabulary");
-        self.rows.push(Row::Logits(self.values.len()));
+        self.rows.push(Some(self.values.len()));
         self.values.extend_from_slice(row);
     }
 
-    /// Appends a row as the token that was drawn from it.
-    pub fn push_token(&mut self, token: u32) {
-        self.rows.push(Row::Token(token));
+    /// Appends a row of which only tokens that were drawn are wanted.
+    pub fn push_drawn_row(&mut self) {
+        self.rows.push(None);
     }
 
     /// Appends a row filled with `value` and returns it for writing.
     pub fn push_filled(&mut self, value: f32) -> &mut [f32] {
         let begin = self.values.len();
-        self.rows.push(Row::Logits(begin));
+        self.rows.push(Some(begin));
         self.values.resize(begin + self.width, value);
         &mut self.values[begin..]
     }
@@ -88,20 +93,21 @@ impl LogitsBuffer {
     /// Row `index`, in the order of the step's slices.
     ///
     /// # Panics
-    /// When all that is left of the row is the token that was drawn from it.
+    /// When only what was drawn from it is here.
     pub fn row(&self, index: usize) -> &[f32] {
-        match self.rows[index] {
-            Row::Logits(begin) => &self.values[begin..][..self.width],
-            Row::Token(token) => panic!("token {token} was drawn from row {index}, whose logits are not here"),
-        }
+        let begin = self.rows[index].unwrap_or_else(|| panic!("the logits of row {index} are not here"));
+        &self.values[begin..][..self.width]
     }
 
-    /// The token that was drawn from row `index`; none where its logits are here.
-    pub fn token(&self, index: usize) -> Option<u32> {
-        match self.rows[index] {
-            Row::Logits(_) => None,
-            Row::Token(token) => Some(token),
-        }
+    /// Says which tokens were drawn, in the order of the draws; none where a row is no distribution.
+    pub fn set_drawn(&mut self, tokens: &[Option<u32>]) {
+        self.drawn.clear();
+        self.drawn.extend_from_slice(tokens);
+    }
+
+    /// The token of draw `index`; none where the row has to be looked at.
+    pub fn drawn(&self, index: usize) -> Option<u32> {
+        self.drawn.get(index).copied().flatten()
     }
 }
 
@@ -114,12 +120,12 @@ pub trait Runner: Send {
     /// `logits` one row for each slice that asks for one, in order.
     fn run(&mut self, step: &[SequenceSlice<'_>], logits: &mut LogitsBuffer) -> Result<(), RunnerError>;
 
-    /// As [`Runner::run`]; rows of logits that have one of `draws`, which name rows in the order in which they are due, may be appended
-    /// as the token so drawn. A runner whose logits lie with the processor has no reason to.
+    /// As [`Runner::run`]; a runner whose logits lie elsewhere may draw tokens there ([`LogitsBuffer::set_drawn`]) and leave out the
+    /// logits of rows that are wanted for nothing else. `draws` ascend by their rows.
     fn run_and_draw(
         &mut self,
         step: &[SequenceSlice<'_>],
-        draws: &[(usize, Draw)],
+        draws: &[RowDraw],
         logits: &mut LogitsBuffer,
     ) -> Result<(), RunnerError> {
         let _ = draws;

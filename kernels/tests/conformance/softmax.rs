@@ -251,13 +251,7 @@ fn late_references_have_the_bits_of_running_ones<B: Backend>(backend: &B) {
             let (expected, _) = run(backend, &sequences, How::ONLINE);
             let (actual, count) = run(backend, &sequences, How::split_kv(Softmax::OnlineThreshold));
             assert_eq!(count, 0);
-            if backend.info().name == "cuda" && dtype == KvDtype::F16 {
-                // Both are off by the rounding of weights, twice at worst.
-                let is_near = |(a, e): (&f32, &f32)| (a - e).abs() <= 7.0 * 4.0 * 2.0_f32.powi(-12);
-                assert!(actual.iter().zip(&expected).all(is_near), "{what}");
-            } else {
-                assert!(to_bits(&actual) == to_bits(&expected), "{what}, {dtype:?}");
-            }
+            assert!(to_bits(&actual) == to_bits(&expected), "{what}, {dtype:?}");
         }
     }
 }

@@ -15,7 +15,8 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_name = "SIZE", value_parser = size, env = "TAPER_KV_CACHE_SIZE")]
     pub(crate) kv_cache_size: Option<usize>,
 
-    /// What keys and values are stored as: with fewer bytes each, the same memory remembers more [default: f16].
+    /// What keys and values are stored as: with fewer bytes each, the same memory remembers more. A draft model's are float16
+    /// [default: f16].
     #[arg(long, value_enum, value_name = "TYPE", env = "TAPER_KV_CACHE_DTYPE")]
     pub(crate) kv_cache_dtype: Option<KvKind>,
 

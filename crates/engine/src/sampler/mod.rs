@@ -133,11 +133,12 @@ impl Sampler {
         self.forced(token, logits)
     }
 
-    /// How the token `place` places further is drawn, where all that it takes is the row of logits: nothing changes the logits and
-    /// nobody asks for log-probabilities. Drawn so it is what [`Sampler::sample`] chooses, up to the rounding of weights: the same token
-    /// but for one draw in millions.
+    /// How the token `place` places further is drawn from its row of logits by whoever has that, where it takes nothing else: no
+    /// processor, mask or typical_p. A draw follows the same distribution as [`Sampler::sample`] with the same random number, and is
+    /// nearly always the same token: weights are rounded otherwise. So whether one is made depends on the request and the place alone,
+    /// never on what else is asked of the row.
     pub fn draw(&self, place: usize) -> Option<Draw> {
-        let plain = self.num_top_logprobs.is_none() && self.typical_p >= 1.0 && self.processors.are_off();
+        let plain = self.typical_p >= 1.0 && self.processors.are_off_at(place);
         plain.then(|| Draw {
             temperature: self.temperature,
             min_p: self.min_p,

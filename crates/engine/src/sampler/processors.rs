@@ -52,11 +52,16 @@ impl Processors {
 
     /// Whether the next row of logits stays as it is.
     pub(super) fn are_off(&self) -> bool {
+        self.are_off_at(0)
+    }
+
+    /// Whether the row of logits so many places further stays as it is.
+    pub(super) fn are_off_at(&self, place: usize) -> bool {
         self.penalties.is_off()
             && self.logit_bias.is_empty()
             && self.allowed.is_none()
             && self.bad_words.is_off()
-            && self.num_generated >= self.min_tokens
+            && self.num_generated + place >= self.min_tokens
     }
 
     /// Changes a row whose largest logit is finite, and returns where it is largest now. `mask` is a grammar's set of

@@ -263,9 +263,15 @@ fn row(logits: &[f32]) -> <Reference as Backend>::Buffer {
 fn what_needs_more_than_the_row_of_logits_is_not_drawn_elsewhere() {
     let drawn = |params: SamplingParams| sampler(&params).draw(0).is_some();
     assert!(drawn(SamplingParams::greedy()) && drawn(params(1)));
-    assert!(!drawn(SamplingParams { logprobs: Some(0), ..params(1) }));
+    assert!(
+        drawn(SamplingParams { logprobs: Some(3), ..params(1) }),
+        "the same token with log-probabilities and without"
+    );
     assert!(!drawn(SamplingParams { typical_p: 0.9, ..params(1) }));
     assert!(!drawn(SamplingParams { frequency_penalty: 0.1, ..params(1) }));
     assert!(!drawn(SamplingParams { logit_bias: vec![(3, 1.0)], ..params(1) }));
-    assert!(!drawn(SamplingParams { min_tokens: 1, ..params(1) }));
+    let mut sampler = sampler(&SamplingParams { min_tokens: 2, ..params(1) });
+    assert_eq!([0, 1, 2, 3].map(|place| sampler.draw(place).is_some()), [false, false, true, true]);
+    sampler.accept(5);
+    assert_eq!([0, 1, 2].map(|place| sampler.draw(place).is_some()), [false, true, true], "the same places");
 }

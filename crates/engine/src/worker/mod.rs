@@ -67,6 +67,8 @@ pub(crate) struct Worker {
     num_accepted: u64,
     num_sequences: u64,
     logits: LogitsBuffer,
+    /// Who draws from which row of them.
+    draws: Vec<(SequenceId, usize)>,
     scratch: Scratch,
     outbox: Vec<(EventSender, Event)>,
     failures_in_a_row: u32,
@@ -119,6 +121,7 @@ impl Worker {
             num_accepted: 0,
             num_sequences: 0,
             logits: LogitsBuffer::new(limits.vocab_size),
+            draws: Vec::new(),
             scratch: Scratch::default(),
             outbox: Vec::new(),
             failures_in_a_row: 0,

@@ -3,14 +3,14 @@
 use super::Worker;
 use crate::scheduler::{SequenceId, Step, StepEntry};
 use crate::sequence::{Accepted, Form};
-use crate::{EngineError, Event, InvalidLogits, RunnerError, Sampled};
+use crate::{EngineError, Event, InvalidLogits, RowDraw, RunnerError, Sampled};
 use std::any::Any;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
-use taper_models::{Draw, LogitRows, SequenceSlice};
+use taper_models::{LogitRows, SequenceSlice};
 
 /// Failed steps in a row after which the engine calls itself unhealthy.
 const MAX_FAILURES_IN_A_ROW: u32 = 3;
@@ -55,6 +55,8 @@ impl Worker {
     fn compute(&mut self, step: &Step) -> Result<Vec<usize>, EngineError> {
         let contents: Vec<(Vec<u32>, LogitRows)> =
             step.entries.iter().map(|entry| (self.tokens_of(entry), self.logit_rows(entry))).collect();
+        let rows: Vec<usize> = contents.iter().map(|(tokens, logits)| logits.of(tokens.len())).collect();
+        let draws = self.draws(step, &rows);
         let slices: Vec<SequenceSlice<'_>> = (step.entries.iter().zip(&contents))
             .map(|(entry, (tokens, logits))| SequenceSlice {
                 tokens,
@@ -63,8 +65,6 @@ impl Worker {
                 logits: *logits,
             })
             .collect();
-        let rows: Vec<usize> = slices.iter().map(SequenceSlice::num_logit_rows).collect();
-        let draws = self.draws(step, &rows);
         let (runner, logits) = (&mut self.runner, &mut self.logits);
         logits.clear();
         // The sequences of a step that panicked are all thrown away, and with them whatever the runner left half done.
@@ -83,25 +83,44 @@ impl Worker {
         }
     }
 
-    /// How tokens are drawn from the rows of logits that nothing else is wanted of.
-    fn draws(&self, step: &Step, rows: &[usize]) -> Vec<(usize, Draw)> {
+    /// What is to be drawn from rows of logits; `self.draws` says for whom.
+    fn draws(&mut self, step: &Step, rows: &[usize]) -> Vec<RowDraw> {
+        self.draws.clear();
         let mut draws = Vec::new();
         let mut next = 0;
         for (entry, &num_rows) in step.entries.iter().zip(rows) {
             next += num_rows;
-            let sequence = &self.sequences[&entry.sequence];
-            let is_shared = self
-                .requests
-                .get(&sequence.request)
-                .is_none_or(|request| request.prompt_logprobs.is_some() || !request.unborn.is_empty());
-            if !self.scheduler.reaches_end(entry) || sequence.form.is_some() || is_shared {
+            if !self.scheduler.reaches_end(entry) {
                 continue;
             }
+            let Some(request) = self.requests.get(&self.sequences[&entry.sequence].request) else { continue };
             // Those of the last known token and of the guesses.
             let first = next - entry.num_guesses - 1;
-            draws.extend((first..next).filter_map(|row| Some((row, sequence.sampler.draw(row - first)?))));
+            for row in first..next {
+                // The choices that begin here draw from the first row, too.
+                let unborn = request.unborn.iter().filter(|_| row == first);
+                let ids: Vec<SequenceId> = unborn.copied().chain([entry.sequence]).collect();
+                let drawing = |id: &SequenceId| {
+                    let sequence = self.sequences.get(id).filter(|sequence| sequence.form.is_none())?;
+                    Some((*id, sequence.sampler.draw(row - first)?))
+                };
+                let drawn: Vec<_> = ids.iter().filter_map(drawing).collect();
+                // Whoever does not draw looks at the row; so do log-probabilities, of the prompt as well.
+                let keeps_logits = drawn.len() < ids.len()
+                    || request.prompt_logprobs.is_some()
+                    || ids.iter().any(|id| self.sequences[id].sampler.wants_logprobs());
+                for (id, draw) in drawn {
+                    self.draws.push((id, row));
+                    draws.push(RowDraw { row, draw, keeps_logits });
+                }
+            }
         }
         draws
+    }
+
+    /// The token that was drawn for a sequence from a row.
+    fn drawn(&self, id: SequenceId, row: usize) -> Option<u32> {
+        self.draws.iter().position(|&draw| draw == (id, row)).and_then(|index| self.logits.drawn(index))
     }
 
     /// Which rows of an entry choose a token, or tell the log-probability of one of the prompt.
@@ -248,13 +267,17 @@ impl Worker {
 
     /// Chooses the next token of a sequence from a row of logits, with the mask of this place if it has a form.
     fn choose(&mut self, id: SequenceId, row: usize, place: usize, now: Instant) -> Result<Accepted, EngineError> {
+        let drawn = self.drawn(id, row);
         let sequence = self.sequences.get_mut(&id).expect("only living sequences choose");
         let position = sequence.tokens.len();
         let (logits, scratch) = (&self.logits, &mut self.scratch);
         // A panic in here, say of the tokenizer on a strange vocabulary, costs one request and not the engine.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let Some(Form::Ready(masked)) = &mut sequence.form else {
-                let sampled = match logits.token(row) {
+                let sampled = match drawn {
+                    Some(token) if sequence.sampler.wants_logprobs() => {
+                        sequence.sampler.forced(token, logits.row(row))?
+                    }
                     Some(token) => Sampled { token, logprobs: None },
                     None => sequence.sampler.sample(logits.row(row), None, scratch)?,
                 };

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use taper_checkpoint::Checkpoint;
 use taper_engine::{
-    Engine, EngineConfig, EngineStatus, LogitsBuffer, ModelRunner, Request, Runner, RunnerError, RunnerLimits,
+    Engine, EngineConfig, EngineStatus, LogitsBuffer, ModelRunner, Request, RowDraw, Runner, RunnerError, RunnerLimits,
     SamplingParams, Speculation,
 };
 use taper_kernels::{Backend, Cpu, CpuConfig, KvDtype, Reference};
@@ -31,11 +31,21 @@ impl<R: Runner> Runner for Recorder<R> {
     fn run(&mut self, step: &[SequenceSlice<'_>], logits: &mut LogitsBuffer) -> Result<(), RunnerError> {
         std::thread::sleep(self.delay);
         self.runner.run(step, logits)?;
-        for row in 0..logits.num_rows() {
-            let mut hasher = DefaultHasher::new();
-            logits.row(row).iter().for_each(|logit| logit.to_bits().hash(&mut hasher));
-            self.rows.lock().unwrap().push(hasher.finish());
-        }
+        self.note(logits);
+        Ok(())
+    }
+
+    /// All logits are kept to look at, and what can be drawn is.
+    fn run_and_draw(
+        &mut self,
+        step: &[SequenceSlice<'_>],
+        draws: &[RowDraw],
+        logits: &mut LogitsBuffer,
+    ) -> Result<(), RunnerError> {
+        std::thread::sleep(self.delay);
+        let draws: Vec<RowDraw> = draws.iter().map(|draw| RowDraw { keeps_logits: true, ..*draw }).collect();
+        self.runner.run_and_draw(step, &draws, logits)?;
+        self.note(logits);
         Ok(())
     }
 
@@ -57,6 +67,16 @@ impl<R: Runner> Runner for Recorder<R> {
 
     fn identity(&self) -> String {
         self.runner.identity()
+    }
+}
+
+impl<R> Recorder<R> {
+    fn note(&self, logits: &LogitsBuffer) {
+        for row in 0..logits.num_rows() {
+            let mut hasher = DefaultHasher::new();
+            logits.row(row).iter().for_each(|logit| logit.to_bits().hash(&mut hasher));
+            self.rows.lock().unwrap().push(hasher.finish());
+        }
     }
 }
 

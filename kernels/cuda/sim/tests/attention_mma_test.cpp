@@ -422,7 +422,7 @@ std::vector<Late> late_cases() {
   };
 }
 
-TEST(references_that_are_raised_late_have_the_bits_of_running_ones_in_bf16) {
+TEST(references_that_are_raised_late_have_the_bits_of_running_ones) {
   constexpr int LEN = 4200;
   const std::vector<Span> spans = {{0, LEN - 2, LEN}};
   const auto value = [](int i) { return 1.0f + i % 7; };
@@ -439,20 +439,10 @@ TEST(references_that_are_raised_late_have_the_bits_of_running_ones_in_bf16) {
     }
     compare_rows(in_bf16, spans, online, scores.largest_score, 7, scores.name);
     auto in_f16 = with_scores<__half>(LEN, scores.score, value);
-    compare_rows(in_f16, spans, attend(in_f16, spans, late, DECODE).out, scores.largest_score, 7, scores.name);
+    CHECK(same_bits(attend(in_f16, spans, late, DECODE).out, attend(in_f16, spans, {}, DECODE).out), scores.name);
   }
   auto masked = with_scores<__nv_bfloat16>(LEN, [](int) { return -INF; }, value);
   for (float x : attend(masked, spans, late, DECODE).out) CHECK(x == 0, "all masked");
-}
-
-// Weights beside a reference that is 7 too high are subnormal numbers of float16.
-TEST(a_reference_that_is_raised_late_leaves_small_weights_of_f16_their_bits) {
-  const auto score = [](int i) { return i % 128 < 64 ? 0.0f : i % 128 == 64 ? 7.5f : -10.3f; };
-  auto sequences = with_scores<__half>(2200, score, [](int i) { return 1.0f + i % 7; });
-  const std::vector<Span> spans = {{0, 2199, 2200}};
-  const Row online = attend(sequences, spans, {}, DECODE).out, late = attend(sequences, spans, {ONLINE_THRESHOLD}, DECODE).out;
-  CHECK(!same_bits(online, late), "the arm has references of its own");
-  compare_rows(sequences, spans, late, 11, 7, "raised late");
 }
 
 }  // namespace
