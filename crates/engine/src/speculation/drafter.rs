@@ -6,7 +6,7 @@
 //!
 //! It chooses with the sequence's own sampler, hence with the random number that the large model will be sampled with. The
 //! more the two distributions agree the more often the two draws do, at any temperature; a draft model that is the large one
-//! is always right.
+//! is right, but for draws on a border where the large one's device draws by itself.
 
 use super::acceptance::{Acceptance, Class, Guess};
 use super::costs::StepCosts;
