@@ -88,10 +88,10 @@ fn size(text: &str) -> Result<usize, String> {
 }
 
 /// A bound on the time between tokens: `100ms`, `4x` (times the undisturbed time) or both, `50ms,3x`, of which the larger
-/// counts. A bound that is asked for is kept down to chunks of 16 tokens.
+/// counts. A bound that is asked for is kept down to chunks of 4 tokens, which take long on a processor with narrow vectors.
 pub(crate) fn itl_target(text: &str) -> Result<ItlTarget, String> {
     let expected = || format!("expected milliseconds, a factor, or both, such as 100ms, 4x or 50ms,3x, not {text:?}");
-    let mut target = ItlTarget { at_least: Duration::ZERO, times_decode: 0.0, least_tokens: 16 };
+    let mut target = ItlTarget { at_least: Duration::ZERO, times_decode: 0.0, least_tokens: 4 };
     for part in text.split(',') {
         if let Some(ms) = part.trim().strip_suffix("ms") {
             let ms: f64 = ms.parse().ok().filter(|ms| (1.0..=3.6e6).contains(ms)).ok_or_else(expected)?;
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn a_target_is_a_time_or_a_factor_or_both() {
         let target =
-            |ms, times_decode| ItlTarget { at_least: Duration::from_millis(ms), times_decode, least_tokens: 16 };
+            |ms, times_decode| ItlTarget { at_least: Duration::from_millis(ms), times_decode, least_tokens: 4 };
         assert_eq!(itl_target("100ms"), Ok(target(100, 0.0)));
         assert_eq!(itl_target("4x"), Ok(target(0, 4.0)));
         assert_eq!(itl_target("50ms, 2.5x"), Ok(target(50, 2.5)));
