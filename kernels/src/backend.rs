@@ -379,6 +379,27 @@ pub struct Turn<'a, B: Backend> {
     pub angles: &'a B::Buffer,
 }
 
+/// What is about to be asked for, and steps over it.
+#[derive(Debug, Clone, Copy)]
+pub struct Demand<'a> {
+    /// Storage type, rows and columns of the parts of each matrix.
+    pub matrices: &'a [Vec<(WeightType, usize, usize)>],
+    /// Elements of each vector.
+    pub vectors: &'a [usize],
+    /// Rows and columns of each buffer.
+    pub buffers: &'a [(usize, usize)],
+    /// The KV cache.
+    pub cache: KvLayout,
+    /// Heads of a layer.
+    pub heads: HeadLayout,
+    /// Most rows of a step.
+    pub max_rows: usize,
+    /// Most rows of a step that have logits.
+    pub max_logit_rows: usize,
+    /// Positions of a sequence.
+    pub context_len: usize,
+}
+
 /// What a backend says about itself; ends in `taper doctor`, benchmark rows and `system_fingerprint`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendInfo {
@@ -409,6 +430,15 @@ pub trait Backend: Send + Sync + 'static {
     /// Bytes that can still be allocated, where that is not the host's memory.
     fn free_bytes(&self) -> Option<usize> {
         None
+    }
+    /// Takes memory for what is asked for next, and for the work of steps over it, in one piece: so nothing is refused half-way, and no
+    /// step takes memory. It may be left out; a backend in the host's memory has no need of it.
+    ///
+    /// # Errors
+    /// When there is not so much memory.
+    fn reserve(&self, demand: &Demand<'_>) -> Result<(), Error> {
+        let _ = demand;
+        Ok(())
     }
     /// Allocates zeroed activations.
     fn buffer(&self, rows: usize, cols: usize) -> Result<Self::Buffer, Error>;

@@ -12,8 +12,8 @@ pub mod softmax;
 mod weight_type;
 
 pub use backend::{
-    AttentionParams, AttentionScheme, Backend, BackendInfo, Draw, Error, HeadLayout, KvDtype, KvLayout, MatrixData,
-    Norm, Rope, RopeKind, SequenceSpan, Softmax, StepInputs, StepTables, Turn, UnifiedRange,
+    AttentionParams, AttentionScheme, Backend, BackendInfo, Demand, Draw, Error, HeadLayout, KvDtype, KvLayout,
+    MatrixData, Norm, Rope, RopeKind, SequenceSpan, Softmax, StepInputs, StepTables, Turn, UnifiedRange,
 };
 pub use cpu::{Activations, Cpu, CpuConfig};
 pub use reference::Reference;

@@ -21,7 +21,9 @@ use pass::Pass;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use taper_checkpoint::Checkpoint;
-use taper_kernels::{AttentionScheme, BLOCK_SIZE, Backend, Draw, KvDtype, KvLayout, ScoreStatistics, StepInputs};
+use taper_kernels::{
+    AttentionScheme, BLOCK_SIZE, Backend, Demand, Draw, KvDtype, KvLayout, ScoreStatistics, StepInputs,
+};
 
 /// What a user may choose when a model is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,20 +112,45 @@ struct Workspace<B: Backend> {
     host_logits: Vec<f32>,
 }
 
+/// Rows and columns of the buffers of a [`Workspace`], in the order of its fields.
+fn workspace_shapes(config: &ModelConfig, max_rows: usize, max_logit_rows: usize) -> [(usize, usize); 11] {
+    let &ModelConfig { hidden_size, ffn_size, vocab_size, heads, .. } = config;
+    let of_rows = [
+        hidden_size,
+        hidden_size,
+        heads.qkv_width(),
+        config.rope.rotary_dim,
+        heads.q_width(),
+        2 * ffn_size,
+        ffn_size,
+        hidden_size,
+    ];
+    let of_logit_rows = [hidden_size, hidden_size, vocab_size];
+    std::array::from_fn(|buffer| match of_rows.get(buffer) {
+        Some(&cols) => (max_rows, cols),
+        None => (max_logit_rows, of_logit_rows[buffer - of_rows.len()]),
+    })
+}
+
 impl<B: Backend> Workspace<B> {
     fn new(backend: &B, config: &ModelConfig, max_rows: usize, max_logit_rows: usize) -> Result<Self, Error> {
+        let mut shapes = workspace_shapes(config, max_rows, max_logit_rows).into_iter();
+        let mut next = || {
+            let (rows, cols) = shapes.next().expect("a shape for each buffer");
+            backend.buffer(rows, cols)
+        };
         Ok(Workspace {
-            residual: backend.buffer(max_rows, config.hidden_size)?,
-            normed: backend.buffer(max_rows, config.hidden_size)?,
-            qkv: backend.buffer(max_rows, config.heads.qkv_width())?,
-            angles: backend.buffer(max_rows, config.rope.rotary_dim)?,
-            heads: backend.buffer(max_rows, config.heads.q_width())?,
-            gate_up: backend.buffer(max_rows, 2 * config.ffn_size)?,
-            activated: backend.buffer(max_rows, config.ffn_size)?,
-            delta: backend.buffer(max_rows, config.hidden_size)?,
-            gathered: backend.buffer(max_logit_rows, config.hidden_size)?,
-            gathered_normed: backend.buffer(max_logit_rows, config.hidden_size)?,
-            logits: backend.buffer(max_logit_rows, config.vocab_size)?,
+            residual: next()?,
+            normed: next()?,
+            qkv: next()?,
+            angles: next()?,
+            heads: next()?,
+            gate_up: next()?,
+            activated: next()?,
+            delta: next()?,
+            gathered: next()?,
+            gathered_normed: next()?,
+            logits: next()?,
             host_logits: vec![0.0; max_logit_rows * config.vocab_size],
         })
     }
@@ -152,6 +179,16 @@ impl<B: Backend> Llama<B> {
         let free_bytes = backend.free_bytes().unwrap_or_else(memory::available_bytes);
         let plan = memory::plan(&config, &options, block_bytes, free_bytes)?;
         let layout = layout(plan.num_blocks);
+        backend.reserve(&Demand {
+            matrices: &weights::stacks_of(checkpoint, &config)?,
+            vectors: &weights::vector_lens(checkpoint),
+            buffers: &workspace_shapes(&config, options.max_rows, options.max_logit_rows),
+            cache: layout,
+            heads: config.heads,
+            max_rows: options.max_rows,
+            max_logit_rows: options.max_logit_rows,
+            context_len: plan.context_len,
+        })?;
         let cache = backend.kv_cache(layout)?;
         let workspace = Workspace::new(&backend, &config, options.max_rows, options.max_logit_rows)?;
         let weights = Weights::load(&backend, checkpoint, &config, progress)?;

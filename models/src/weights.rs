@@ -85,6 +85,21 @@ pub fn part_shapes(checkpoint: &Checkpoint) -> Result<Vec<MatrixShape>, Error> {
     Ok(stacked_shapes(checkpoint)?.into_iter().flat_map(runs).collect())
 }
 
+/// The parts of each matrix that is loaded: those of the steps, and the embedding where it is not the head.
+pub(crate) fn stacks_of(checkpoint: &Checkpoint, config: &ModelConfig) -> Result<Vec<Vec<MatrixShape>>, Error> {
+    let mut stacks = stacked_shapes(checkpoint)?;
+    if !config.tied {
+        let table = checkpoint.tensor(EMBEDDING)?;
+        stacks.push(vec![(weight_type(table.dtype), table.shape[0], table.shape[1])]);
+    }
+    Ok(stacks)
+}
+
+/// Elements of each vector of a file.
+pub(crate) fn vector_lens(checkpoint: &Checkpoint) -> Vec<usize> {
+    checkpoint.tensors().filter(|tensor| tensor.shape.len() == 1).map(|tensor| tensor.shape[0]).collect()
+}
+
 /// The shapes of the parts of each of these matrices.
 fn stacked_shapes(checkpoint: &Checkpoint) -> Result<Vec<Vec<MatrixShape>>, Error> {
     let config = ModelConfig::from_checkpoint(checkpoint)?;

@@ -87,8 +87,7 @@ impl<D: Device> Arena<D> {
     /// # Errors
     /// When the arena has not so much left, or the device's.
     pub fn part<T: Plain>(&mut self, what: &'static str, len: usize) -> Result<Memory<D, T>, DeviceError> {
-        let (begin, bytes) = (self.used(), Self::bytes_of::<T>(len));
-        let free = self.len - begin;
+        let (begin, bytes, free) = (self.used(), Self::bytes_of::<T>(len), self.free());
         if bytes > free {
             return Err(DeviceError::OutOfMemory { what, bytes, free: Some(free) });
         }
@@ -102,6 +101,11 @@ impl<D: Device> Arena<D> {
     /// Bytes that are given out.
     pub fn used(&self) -> usize {
         self.parts.last().map_or(0, |part| part.begin + part.bytes)
+    }
+
+    /// Bytes that are left.
+    pub fn free(&self) -> usize {
+        self.len - self.used()
     }
 
     /// What was given out.

@@ -41,6 +41,8 @@ struct State {
     num_launches: u32,
     /// Graphs that were replayed so far.
     num_replays: usize,
+    /// Allocations so far, those that were given back among them.
+    num_allocations: usize,
 }
 
 /// A simulated GPU that runs every launch in one schedule.
@@ -65,6 +67,12 @@ impl Sim {
     /// Graphs that were replayed so far.
     pub fn num_replays(&self) -> usize {
         self.state().num_replays
+    }
+
+    /// Allocations so far, and how many of them there are now.
+    pub fn num_allocations(&self) -> (usize, usize) {
+        let state = self.state();
+        (state.num_allocations, state.allocations.len())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -119,7 +127,9 @@ impl Device for Sim {
         // SAFETY: the memory was just allocated with this size.
         unsafe { memory.write_bytes(0xff, layout.size()) };
         let address = memory as u64;
-        self.state().allocations.insert(address, layout);
+        let mut state = self.state();
+        state.allocations.insert(address, layout);
+        state.num_allocations += 1;
         Ok(DevicePtr(address))
     }
 

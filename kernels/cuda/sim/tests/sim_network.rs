@@ -11,7 +11,7 @@ use support::{Answer, bytes, checkpoint, read, request, tokenizer};
 use taper_cuda_sim::{Schedule, Sim};
 use taper_engine::{Engine, EngineConfig, ModelRunner, SamplingParams, Speculation};
 use taper_kernels::cuda::Cuda;
-use taper_kernels::{AttentionScheme, BLOCK_SIZE, Backend, KvDtype, Reference, UnifiedRange};
+use taper_kernels::{AttentionScheme, BLOCK_SIZE, Backend, Draw, KvDtype, Reference, UnifiedRange};
 use taper_models::{Llama, LoadOptions, LogitRows, ModelSoftmax, SequenceSlice};
 use taper_testkit::thin::thinned;
 use taper_testkit::tiny::{TinyModel, TinyType};
@@ -116,6 +116,33 @@ fn warpgroups_give_the_greedy_tokens_of_the_reference() {
     assert!(!backend.has_exact_rows());
     let expected = answers(Reference::new(), &model, ModelSoftmax::Online);
     assert_eq!(answers(backend, &model, ModelSoftmax::Online), expected);
+}
+
+/// All memory of a network is one allocation, and steps of any kind take none.
+#[test]
+fn a_network_is_one_allocation_and_no_step_takes_memory() {
+    for (architecture, softmax) in [("qwen3", ModelSoftmax::Bounded), ("qwen2", ModelSoftmax::Online)] {
+        let backend = cuda(2);
+        let device = Arc::clone(backend.device());
+        let (_, before) = device.num_allocations();
+        let model = TinyModel { architecture, weight_type: TinyType::Q8_0, tied: false, ..TinyModel::default() };
+        let mut network = load(backend, &model);
+        network.set_softmax(softmax).unwrap();
+        let (loaded, held) = device.num_allocations();
+        assert!(held <= before + 1, "{architecture}: {before} allocations of the backend, and {held} with a network");
+        prefill(&mut network);
+        (0..3).for_each(|step| drop(decode(&mut network, step)));
+        let tokens: Vec<u32> = (0..64).collect();
+        let slice = SequenceSlice { tokens: &tokens, start: 0, block_table: &[11], logits: LogitRows::Last };
+        network.forward(&[slice]).unwrap();
+        assert!(
+            network.choose(
+                &[(0, Draw { temperature: 0.0, min_p: 0.0, top_k: 0, top_p: 1.0, unit: 0 }); 16],
+                &mut Vec::new()
+            )
+        );
+        assert_eq!(device.num_allocations(), (loaded, held), "{architecture}");
+    }
 }
 
 /// Three sequences at positions 3, 63 and 100.

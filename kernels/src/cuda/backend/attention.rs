@@ -1,8 +1,8 @@
 //! Attention of a step (`kernels/cuda/attention_*.cu`): on tensor cores where [`super::tensor_cores`] knows heads and cache, else by
 //! multiply-adds, and the baseline.
 
-use super::buffer::{Buffer, grow, zeros};
-use super::kv_cache::{KvCache, stored};
+use super::buffer::{Buffer, Heap, grow, zeros};
+use super::kv_cache::{KvCache, Stored, stored};
 use super::tables::Addresses;
 use super::tensor_cores::Form;
 use super::{Cuda, Work, int, kind_of};
@@ -11,7 +11,6 @@ use crate::cuda::error::DeviceError;
 use crate::cuda::kernels::Kernel;
 use crate::cuda::memory::Memory;
 use crate::{AttentionParams, AttentionScheme, HeadLayout, Softmax, StepTables, Turn};
-use std::sync::Arc;
 
 /// Splits of a row, at most.
 const MAX_SPLITS: usize = 32;
@@ -36,11 +35,11 @@ pub(super) struct AttentionWork<D: Device> {
 }
 
 impl<D: Device> AttentionWork<D> {
-    pub(super) fn new(device: &Arc<D>) -> Result<AttentionWork<D>, DeviceError> {
+    pub(super) fn new(heap: &Heap<D>) -> Result<AttentionWork<D>, DeviceError> {
         Ok(AttentionWork {
-            states: zeros(device, "states of splits", 1)?,
-            tickets: zeros(device, "tickets of rows", 1)?,
-            scores: zeros(device, "scores of a step", 1)?,
+            states: zeros(heap, "states of splits", 1)?,
+            tickets: zeros(heap, "tickets of rows", 1)?,
+            scores: zeros(heap, "scores of a step", 1)?,
         })
     }
 
@@ -50,9 +49,15 @@ impl<D: Device> AttentionWork<D> {
     }
 
     /// Room for the states of so many rows and heads, and for tickets.
-    fn reserve(&mut self, device: &Arc<D>, vectors: usize, head_dim: usize, tickets: usize) -> Result<(), DeviceError> {
-        grow(&mut self.states, device, "states of splits", vectors * MAX_SPLITS * (head_dim + 2))?;
-        grow(&mut self.tickets, device, "tickets of rows", tickets)
+    pub(super) fn reserve(
+        &mut self,
+        heap: &Heap<D>,
+        vectors: usize,
+        head_dim: usize,
+        tickets: usize,
+    ) -> Result<(), DeviceError> {
+        grow(&mut self.states, heap, "states of splits", state_floats(vectors, head_dim))?;
+        grow(&mut self.tickets, heap, "tickets of rows", tickets)
     }
 }
 
@@ -73,11 +78,11 @@ fn naive<D: Device>(cuda: &Cuda<D>, call: Call<'_, D>, out: &Buffer<D>) -> Resul
     assert_eq!(qkv.cols(), params.heads.qkv_width(), "qkv holds the heads it is said to");
     assert_eq!(out.cols(), params.heads.q_width(), "one output element per query element");
     let mut work = cuda.work();
-    let tables = work.tables.of(&cuda.device, step)?;
+    let tables = work.tables.of(&cuda.heap, step)?;
     let work = &mut work.attention;
     let (rows, stride) = (step.num_rows(), longest_context(step));
     let (of_row, rows_at_once) = scores_at_once(step, num_heads);
-    grow(&mut work.scores, &cuda.device, "scores of a step", rows_at_once * of_row)?;
+    grow(&mut work.scores, &cuda.heap, "scores of a step", rows_at_once * of_row)?;
     let kernels =
         [Kernel::AttentionNaiveF16, Kernel::AttentionNaiveBf16, Kernel::AttentionNaiveF32, Kernel::AttentionNaiveF8];
     let kernel = stored(cache.layout.dtype).kernel(kernels);
@@ -164,6 +169,30 @@ impl Division {
     }
 }
 
+/// Rows and heads whose states lie in memory, and tickets, in the step of up to `max_rows` rows that has most of them.
+pub(super) fn most_shared(
+    properties: &DeviceProperties,
+    heads: HeadLayout,
+    stored: Stored,
+    max_rows: usize,
+) -> (usize, usize) {
+    let of = |one_row_each: bool| {
+        let form = Form::of(properties, heads, stored, one_row_each);
+        let division = form.map_or_else(|| Division::plain(heads), |form| Division::on_tensor_cores(heads, &form));
+        // As many tiles as two blocks of threads may share.
+        let wanted = division.per_multiprocessor * properties.multiprocessors as usize;
+        let rows = (wanted / 2 / division.groups.max(1) * division.tile_rows).min(max_rows);
+        (rows * division.vectors, rows * division.groups)
+    };
+    let (one, other) = (of(true), of(false));
+    (one.0.max(other.0), one.1.max(other.1))
+}
+
+/// Floats of the states of so many rows and heads.
+pub(super) fn state_floats(vectors: usize, head_dim: usize) -> usize {
+    vectors * MAX_SPLITS * (head_dim + 2)
+}
+
 /// What the kernels are told alike.
 struct Prepared {
     tables: Addresses,
@@ -189,16 +218,16 @@ fn prepare<D: Device>(
 ) -> Result<Prepared, DeviceError> {
     let Call { step, params, qkv, cache } = call;
     let HeadLayout { num_kv_heads, head_dim, .. } = params.heads;
-    let (rows, device) = (step.num_rows(), &cuda.device);
+    let (rows, heap) = (step.num_rows(), &cuda.heap);
     assert_eq!(qkv.cols(), params.heads.qkv_width(), "qkv holds the heads it is said to");
     assert_eq!(out.cols(), params.heads.q_width(), "one output element per query element");
-    let tables = work.tables.of(device, step)?;
+    let tables = work.tables.of(heap, step)?;
     let &Division { groups, vectors, .. } = division;
-    let splits = division.splits(device.properties(), rows);
+    let splits = division.splits(cuda.device.properties(), rows);
     let (mut states, mut tickets) = (DevicePtr(0), DevicePtr(0));
     if splits > 1 {
         let attention = &mut work.attention;
-        attention.reserve(device, rows * vectors, head_dim, rows * groups)?;
+        attention.reserve(heap, rows * vectors, head_dim, rows * groups)?;
         (states, tickets) = (attention.states.address(), attention.tickets.address());
     }
     let (arm, references): (i32, Vec<f32>) = match params.softmax {
@@ -215,7 +244,7 @@ fn prepare<D: Device>(
     let references = match arm {
         2 => {
             assert_eq!(references.len(), 3 * num_kv_heads, "a range per KV head");
-            work.softmax_references(device, &references)?
+            work.softmax_references(heap, &references)?
         }
         _ => NULL,
     };

@@ -4,7 +4,7 @@ use crate::Error;
 use crate::cuda::device::{Argument, Device};
 use crate::cuda::error::DeviceError;
 use crate::cuda::memory::{Arena, Memory, Plain};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The seam's error of a device's.
 pub(super) fn to_error(error: DeviceError) -> Error {
@@ -14,8 +14,44 @@ pub(super) fn to_error(error: DeviceError) -> Error {
     }
 }
 
-/// Memory for `len` zeros, an allocation of its own.
+/// Where a backend has its memory from: one allocation that was taken at the start, for as long as it has room, and behind that
+/// an allocation for each.
+pub(super) struct Heap<D: Device> {
+    device: Arc<D>,
+    arena: Mutex<Option<Arena<D>>>,
+}
+
+impl<D: Device> Heap<D> {
+    pub(super) fn new(device: &Arc<D>) -> Heap<D> {
+        Heap { device: Arc::clone(device), arena: Mutex::default() }
+    }
+
+    /// Takes memory for so many bytes of parts to come; what the last such was not used for is not given out any more.
+    pub(super) fn reserve(&self, bytes: usize) -> Result<(), DeviceError> {
+        let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
+        // What is left of the last one goes back first, if nothing of it was used.
+        *arena = None;
+        *arena = Some(Arena::new(&self.device, "the model", bytes)?);
+        Ok(())
+    }
+}
+
+/// Memory for `len` zeros.
 pub(super) fn zeros<D: Device, T: Plain>(
+    heap: &Heap<D>,
+    what: &'static str,
+    len: usize,
+) -> Result<Memory<D, T>, DeviceError> {
+    let bytes = Arena::<D>::bytes_of::<T>(len);
+    let mut arena = heap.arena.lock().unwrap_or_else(PoisonError::into_inner);
+    match arena.as_mut().filter(|arena| arena.free() >= bytes) {
+        Some(arena) => arena.part(what, len),
+        None => alone(&heap.device, what, len),
+    }
+}
+
+/// Memory for `len` zeros that are soon given back: an allocation of its own.
+pub(super) fn alone<D: Device, T: Plain>(
     device: &Arc<D>,
     what: &'static str,
     len: usize,
@@ -26,12 +62,12 @@ pub(super) fn zeros<D: Device, T: Plain>(
 /// Makes room for `len` elements; what was there is zeros if there was not.
 pub(super) fn grow<D: Device, T: Plain>(
     memory: &mut Memory<D, T>,
-    device: &Arc<D>,
+    heap: &Heap<D>,
     what: &'static str,
     len: usize,
 ) -> Result<(), DeviceError> {
     if memory.len() < len {
-        *memory = zeros(device, what, len.next_power_of_two())?;
+        *memory = zeros(heap, what, len.next_power_of_two())?;
     }
     Ok(())
 }
@@ -44,8 +80,8 @@ pub struct Buffer<D: Device> {
 }
 
 impl<D: Device> Buffer<D> {
-    pub(super) fn new(device: &Arc<D>, rows: usize, cols: usize) -> Result<Buffer<D>, DeviceError> {
-        Ok(Buffer { data: zeros(device, "activations", rows.saturating_mul(cols))?, rows, cols })
+    pub(super) fn new(heap: &Heap<D>, rows: usize, cols: usize) -> Result<Buffer<D>, DeviceError> {
+        Ok(Buffer { data: zeros(heap, "activations", rows.saturating_mul(cols))?, rows, cols })
     }
 
     /// Elements of a row.
@@ -64,8 +100,8 @@ impl<D: Device> Buffer<D> {
 pub struct Vector<D: Device>(pub(super) Memory<D, f32>);
 
 impl<D: Device> Vector<D> {
-    pub(super) fn new(device: &Arc<D>, values: &[f32]) -> Result<Vector<D>, DeviceError> {
-        let mut memory = zeros(device, "a weight vector", values.len())?;
+    pub(super) fn new(heap: &Heap<D>, values: &[f32]) -> Result<Vector<D>, DeviceError> {
+        let mut memory = zeros(heap, "a weight vector", values.len())?;
         memory.write(0, values)?;
         Ok(Vector(memory))
     }

@@ -19,6 +19,11 @@ fn words(row: usize, draw: &Draw) -> [u32; WORDS] {
     [row, inverse.to_bits(), min_p.to_bits(), top_p.to_bits(), top_k, unit as u32, (unit >> 32) as u32, 0]
 }
 
+/// Words that draws from so many rows take, with their tokens.
+pub(super) fn words_of(draws: usize) -> usize {
+    draws * (WORDS + 1)
+}
+
 /// Whether it was done.
 pub(super) fn choose<D: Device>(
     cuda: &Cuda<D>,
@@ -37,7 +42,7 @@ pub(super) fn choose<D: Device>(
     let begin = integers.len();
     integers.resize(begin + draws.len(), 0);
     let mut work = cuda.work();
-    let told = work.integers(&cuda.device, &integers)?;
+    let told = work.integers(&cuda.heap, &integers)?;
     let arguments = [logits.rows(last + 1), told, told.at(begin * size_of::<u32>()), int(vocab)];
     let bytes = draws.len() * vocab * size_of::<f32>();
     // SAFETY: the rows of the draws are rows of the logits, which have `vocab` columns, of which there are no more than the kernel

@@ -1,10 +1,9 @@
 //! Numbers that every step reads and none changes: frequencies of a rotation, softmax references of a layer.
 
-use super::buffer::zeros;
+use super::buffer::{Heap, zeros};
 use crate::cuda::device::{Argument, Device};
 use crate::cuda::error::DeviceError;
 use crate::cuda::memory::{Memory, Plain};
-use std::sync::Arc;
 
 /// Constants by their values. They are never overwritten or given back: recorded steps know where they are, and networks that
 /// share a device's working memory have each their own.
@@ -23,7 +22,7 @@ impl<D: Device, T: Plain + PartialEq> Constants<D, T> {
     /// recorded.
     pub(super) fn of(
         &mut self,
-        device: &Arc<D>,
+        heap: &Heap<D>,
         what: &'static str,
         values: &[T],
         is_recording: bool,
@@ -32,7 +31,7 @@ impl<D: Device, T: Plain + PartialEq> Constants<D, T> {
             return Ok(Argument::Pointer(memory.address()));
         }
         assert!(!is_recording, "a recorded step has the constants of the one before");
-        let mut memory = zeros(device, what, values.len())?;
+        let mut memory = zeros(heap, what, values.len())?;
         memory.write(0, values)?;
         let address = memory.address();
         self.kept.push((values.to_vec(), memory));

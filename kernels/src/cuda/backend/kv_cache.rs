@@ -1,5 +1,6 @@
 //! The paged KV cache in a device's memory: `[layer][block][kv head]` of pieces (`kernels/cuda/step.cuh`).
 
+use super::Cuda;
 use super::attention::MAX_HEAD_DIM;
 use super::buffer::{to_error, zeros};
 use super::tensor_cores::Form;
@@ -8,7 +9,7 @@ use crate::cuda::error::DeviceError;
 use crate::cuda::kernels::Kernel;
 use crate::cuda::memory::Memory;
 use crate::{BLOCK_SIZE, Error, HeadLayout, KvDtype, KvLayout};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 /// Keys and values of all layers.
 pub struct KvCache<D: Device> {
@@ -79,7 +80,7 @@ pub(super) fn block_bytes(layout: KvLayout) -> usize {
 }
 
 impl<D: Device> KvCache<D> {
-    pub(super) fn new(device: &Arc<D>, layout: KvLayout) -> Result<KvCache<D>, Error> {
+    pub(super) fn new(cuda: &Cuda<D>, layout: KvLayout) -> Result<KvCache<D>, Error> {
         layout.check()?;
         if layout.head_dim > MAX_HEAD_DIM {
             return Err(Error::Unsupported(format!(
@@ -89,15 +90,15 @@ impl<D: Device> KvCache<D> {
         }
         let heads = HeadLayout { num_heads: 1, num_kv_heads: 1, head_dim: layout.head_dim };
         let stored = stored(layout.dtype);
-        if stored == Stored::F8 && Form::of(device.properties(), heads, stored, true).is_none() {
+        if stored == Stored::F8 && Form::of(cuda.device.properties(), heads, stored, true).is_none() {
             return Err(Error::Unsupported(format!(
                 "a KV cache of F8E4M3 needs heads of 64, 96, 128 or 256 elements on this GPU, and these have {}; BF16 takes any",
                 layout.head_dim
             )));
         }
         let bytes = block_bytes(layout).saturating_mul(layout.num_blocks).saturating_mul(layout.num_layers);
-        let memory = zeros(device, "the KV cache", bytes).map_err(to_error)?;
-        let counts = zeros(device, "counts of recomputed rows", layout.num_layers).map_err(to_error)?;
+        let memory = zeros(&cuda.heap, "the KV cache", bytes).map_err(to_error)?;
+        let counts = zeros(&cuda.heap, "counts of recomputed rows", layout.num_layers).map_err(to_error)?;
         let counted = Counted { last: vec![0; layout.num_layers], total: vec![0; layout.num_layers] };
         Ok(KvCache { layout, memory, counts, counted: Mutex::new(counted) })
     }

@@ -13,6 +13,7 @@ mod fused;
 mod graphs;
 mod kv_cache;
 mod observe;
+mod reserve;
 mod tables;
 mod tensor_cores;
 mod tiles;
@@ -29,11 +30,11 @@ use super::error::DeviceError;
 use super::kernels::Kernel;
 use super::memory::Memory;
 use crate::{
-    AttentionParams, AttentionScheme, Backend, BackendInfo, Draw, Error, HeadLayout, KvLayout, MatrixData, Norm, Rope,
-    RopeKind, ScoreStatistics, StepInputs, StepTables, Turn, WeightType,
+    AttentionParams, AttentionScheme, Backend, BackendInfo, Demand, Draw, Error, HeadLayout, KvLayout, MatrixData,
+    Norm, Rope, RopeKind, ScoreStatistics, StepInputs, StepTables, Turn, WeightType,
 };
 use attention::{AttentionWork, Call};
-use buffer::{grow, to_error, zeros};
+use buffer::{Heap, grow, to_error, zeros};
 use constants::Constants;
 use graphs::{Checks, Graphs, Kind, Plan, Recorded, WorkAddresses};
 use std::ops::Range;
@@ -45,6 +46,7 @@ use warpgroups::Warpgroups;
 /// The backend of a device.
 pub struct Cuda<D: Device> {
     device: Arc<D>,
+    heap: Arc<Heap<D>>,
     work: Arc<Mutex<Work<D>>>,
     graphs: Arc<Mutex<Graphs<D>>>,
     /// Where there are such, and rows may have other bits in company.
@@ -58,9 +60,10 @@ pub struct Cuda<D: Device> {
 /// Of the same device and the same working memory.
 impl<D: Device> Clone for Cuda<D> {
     fn clone(&self) -> Self {
-        let &Cuda { ref device, ref work, ref graphs, ref warpgroups, ref tuning, forced } = self;
+        let &Cuda { ref device, ref heap, ref work, ref graphs, ref warpgroups, ref tuning, forced } = self;
         Cuda {
             device: Arc::clone(device),
+            heap: Arc::clone(heap),
             work: Arc::clone(work),
             graphs: Arc::clone(graphs),
             warpgroups: warpgroups.clone(),
@@ -112,16 +115,17 @@ impl<D: Device> Cuda<D> {
     /// # Errors
     /// When the device has no memory left.
     pub fn new(device: Arc<D>) -> Result<Cuda<D>, DeviceError> {
+        let heap = Heap::new(&device);
         let work = Work {
-            tables: DeviceTables::new(&device)?,
-            integers: zeros(&device, "integers of a step", INTEGERS)?,
-            attention: AttentionWork::new(&device)?,
+            tables: DeviceTables::new(&heap)?,
+            integers: zeros(&heap, "integers of a step", INTEGERS)?,
+            attention: AttentionWork::new(&heap)?,
             frequencies: Constants::default(),
             softmax_references: Constants::default(),
             recording: None,
         };
         let (graphs, warpgroups, tuning, forced) = (Arc::default(), None, Arc::default(), None);
-        Ok(Cuda { device, work: Arc::new(Mutex::new(work)), graphs, warpgroups, tuning, forced })
+        Ok(Cuda { device, heap: Arc::new(heap), work: Arc::new(Mutex::new(work)), graphs, warpgroups, tuning, forced })
     }
 
     /// Whether a row of a product has the same bits whatever rows are computed with it, as it has at first. Without that, products of
@@ -219,19 +223,19 @@ impl<D: Device> Work<D> {
     }
 
     /// Frequencies on the device.
-    fn frequencies(&mut self, device: &Arc<D>, values: &[f64]) -> Result<Argument, DeviceError> {
-        self.frequencies.of(device, "frequencies of a rotation", values, self.recording.is_some())
+    fn frequencies(&mut self, heap: &Heap<D>, values: &[f64]) -> Result<Argument, DeviceError> {
+        self.frequencies.of(heap, "frequencies of a rotation", values, self.recording.is_some())
     }
 
     /// Softmax references of a layer on the device.
-    fn softmax_references(&mut self, device: &Arc<D>, values: &[f32]) -> Result<Argument, DeviceError> {
-        self.softmax_references.of(device, "softmax references", values, self.recording.is_some())
+    fn softmax_references(&mut self, heap: &Heap<D>, values: &[f32]) -> Result<Argument, DeviceError> {
+        self.softmax_references.of(heap, "softmax references", values, self.recording.is_some())
     }
 
     /// Integers on the device, until it is told others.
-    fn integers(&mut self, device: &Arc<D>, values: &[u32]) -> Result<Argument, DeviceError> {
+    fn integers(&mut self, heap: &Heap<D>, values: &[u32]) -> Result<Argument, DeviceError> {
         assert!(self.recording.is_none(), "a recorded step is told nothing but its tables");
-        grow(&mut self.integers, device, "integers of a step", values.len())?;
+        grow(&mut self.integers, heap, "integers of a step", values.len())?;
         let values: Vec<i32> = values.iter().map(|&value| value as i32).collect();
         self.integers.write(0, &values)?;
         Ok(Argument::Pointer(self.integers.address()))
@@ -269,8 +273,12 @@ impl<D: Device> Backend for Cuda<D> {
         self.device.free_bytes()
     }
 
+    fn reserve(&self, demand: &Demand<'_>) -> Result<(), Error> {
+        reserve::reserve(self, demand).map_err(to_error)
+    }
+
     fn buffer(&self, rows: usize, cols: usize) -> Result<Buffer<D>, Error> {
-        Buffer::new(&self.device, rows, cols).map_err(to_error)
+        Buffer::new(&self.heap, rows, cols).map_err(to_error)
     }
 
     fn matrix(&self, parts: &[MatrixData<'_>]) -> Result<Matrix<D>, Error> {
@@ -282,11 +290,11 @@ impl<D: Device> Backend for Cuda<D> {
     }
 
     fn vector(&self, values: &[f32]) -> Result<Vector<D>, Error> {
-        Vector::new(&self.device, values).map_err(to_error)
+        Vector::new(&self.heap, values).map_err(to_error)
     }
 
     fn kv_cache(&self, layout: KvLayout) -> Result<KvCache<D>, Error> {
-        KvCache::new(&self.device, layout)
+        KvCache::new(self, layout)
     }
 
     fn kv_block_bytes(&self, layout: KvLayout) -> usize {
@@ -319,7 +327,7 @@ impl<D: Device> Backend for Cuda<D> {
     }
 
     fn step(&self, inputs: StepInputs<'_>, form: Option<u64>, operations: &mut dyn FnMut(&Self)) {
-        done(self.work().tables.set(&self.device, inputs));
+        done(self.work().tables.set(&self.heap, inputs));
         let Some(kind) = Kind::of(inputs, form) else { return operations(self) };
         let addresses = self.work().addresses();
         let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
@@ -368,7 +376,7 @@ impl<D: Device> Backend for Cuda<D> {
         }
         let tokens = match work.tables.tokens(tokens) {
             Some(tokens) => tokens,
-            None => work.integers(&self.device, tokens).unwrap_or_else(|error| panic!("{error}")),
+            None => work.integers(&self.heap, tokens).unwrap_or_else(|error| panic!("{error}")),
         };
         for part in table.parts() {
             let (kernel, cols_of_block) = part.embed_kernel();
@@ -427,10 +435,10 @@ impl<D: Device> Backend for Cuda<D> {
         }
         let rows = positions.len();
         let mut work = self.work();
-        let inv_freq = work.frequencies(&self.device, &rope.inv_freq).unwrap_or_else(|error| panic!("{error}"));
+        let inv_freq = work.frequencies(&self.heap, &rope.inv_freq).unwrap_or_else(|error| panic!("{error}"));
         let positions = match work.tables.positions(positions) {
             Some(positions) => positions,
-            None => work.integers(&self.device, positions).unwrap_or_else(|error| panic!("{error}")),
+            None => work.integers(&self.heap, positions).unwrap_or_else(|error| panic!("{error}")),
         };
         let arguments = [positions, inv_freq, out.rows(rows), int(rope.rotary_dim), Argument::F32(rope.magnitude)];
         // SAFETY: positions were just uploaded, a frequency for each pair lies where it was; `out` has a row of `rotary_dim` for each position.
@@ -452,7 +460,7 @@ impl<D: Device> Backend for Cuda<D> {
         assert_eq!(qkv.cols(), heads.qkv_width(), "qkv holds the heads it is said to");
         assert_eq!(angles.cols(), rope.rotary_dim, "the angles are of this rotation");
         assert!(rope.rotary_dim <= heads.head_dim, "no more turns than a head has");
-        let tables = self.work().tables.of(&self.device, step).unwrap_or_else(|error| panic!("{error}"));
+        let tables = self.work().tables.of(&self.heap, step).unwrap_or_else(|error| panic!("{error}"));
         let arguments = [
             qkv.rows(rows),
             angles.rows(rows),
@@ -585,7 +593,7 @@ impl<D: Device> Backend for Cuda<D> {
         let mut work = self.work();
         let picked = match work.tables.logit_rows(rows) {
             Some(picked) => picked,
-            None => work.integers(&self.device, rows).unwrap_or_else(|error| panic!("{error}")),
+            None => work.integers(&self.heap, rows).unwrap_or_else(|error| panic!("{error}")),
         };
         let arguments = [x, picked, out.rows(num), int(cols)];
         // SAFETY: the rows were just uploaded and lie in x; `out` has as many.

@@ -1,6 +1,6 @@
 //! Statistics of attention's scores by `observe_scores_T` (`kernels/cuda/observe.cu`): for calibration, once per model.
 
-use super::buffer::{Buffer, zeros};
+use super::buffer::{Buffer, alone};
 use super::kv_cache::{KvCache, stored};
 use super::{Cuda, int};
 use crate::cuda::device::{Argument, Device};
@@ -22,8 +22,8 @@ pub(super) fn observe_scores<D: Device>(
     let rows = step.num_rows();
     assert_eq!(qkv.cols(), params.heads.qkv_width(), "qkv holds the heads it is said to");
     assert_eq!(statistics.len(), num_kv_heads, "statistics for each KV head");
-    let tables = cuda.work().tables.of(&cuda.device, step)?;
-    let counts = zeros(&cuda.device, "counts of scores", 2 * num_kv_heads * Histogram::FLOORS)?;
+    let tables = cuda.work().tables.of(&cuda.heap, step)?;
+    let counts = alone(&cuda.device, "counts of scores", 2 * num_kv_heads * Histogram::FLOORS)?;
     let arguments = [
         qkv.rows(rows),
         cache.layer(params.layer),

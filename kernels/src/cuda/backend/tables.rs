@@ -1,11 +1,10 @@
 //! The tables of a step on the device (`kernels/cuda/step.cuh`), uploaded together when a step is first met.
 
-use super::buffer::{grow, zeros};
+use super::buffer::{Heap, grow, zeros};
 use crate::cuda::device::{Argument, Device, DevicePtr};
 use crate::cuda::error::DeviceError;
 use crate::cuda::memory::Memory;
 use crate::{StepInputs, StepTables};
-use std::sync::Arc;
 
 /// Tables begin at multiples of so many integers.
 const ALIGNMENT: usize = 64;
@@ -35,21 +34,32 @@ pub(super) struct Addresses {
 }
 
 impl<D: Device> DeviceTables<D> {
-    pub(super) fn new(device: &Arc<D>) -> Result<Self, DeviceError> {
+    pub(super) fn new(heap: &Heap<D>) -> Result<Self, DeviceError> {
         Ok(DeviceTables {
             tokens: Vec::new(),
             step: StepTables::default(),
             logit_rows: Vec::new(),
-            memory: zeros(device, "tables of a step", INTEGERS)?,
+            memory: zeros(heap, "tables of a step", INTEGERS)?,
             packed: Vec::new(),
             starts: [0; NUM_TABLES],
         })
     }
 
+    /// Makes room for the tables of steps of so many rows and blocks.
+    pub(super) fn reserve(&mut self, heap: &Heap<D>, rows: usize, blocks: usize) -> Result<(), DeviceError> {
+        grow(&mut self.memory, heap, "tables of a step", Self::integers_of(rows, blocks))
+    }
+
+    /// Integers that they take, at most: a span is two, and a row may have logits.
+    pub(super) fn integers_of(rows: usize, blocks: usize) -> usize {
+        let len = (NUM_TABLES * rows + blocks + NUM_TABLES * ALIGNMENT).max(INTEGERS);
+        len.next_power_of_two()
+    }
+
     /// The tables of this step, uploaded if the last ones were others.
-    pub(super) fn of(&mut self, device: &Arc<D>, step: &StepTables) -> Result<Addresses, DeviceError> {
+    pub(super) fn of(&mut self, heap: &Heap<D>, step: &StepTables) -> Result<Addresses, DeviceError> {
         if !same(&self.step, step) {
-            self.set(device, StepInputs { tokens: &[], tables: step, logit_rows: &[] })?;
+            self.set(heap, StepInputs { tokens: &[], tables: step, logit_rows: &[] })?;
         }
         let [_, positions, slots, table_starts, _, spans, block_tables] =
             std::array::from_fn(|table| self.table(table));
@@ -57,7 +67,7 @@ impl<D: Device> DeviceTables<D> {
     }
 
     /// Uploads all that a step is told, unless it was the last one.
-    pub(super) fn set(&mut self, device: &Arc<D>, inputs: StepInputs<'_>) -> Result<(), DeviceError> {
+    pub(super) fn set(&mut self, heap: &Heap<D>, inputs: StepInputs<'_>) -> Result<(), DeviceError> {
         let StepInputs { tokens, tables: step, logit_rows } = inputs;
         if same(&self.step, step) && self.tokens == tokens && self.logit_rows == logit_rows {
             return Ok(());
@@ -73,7 +83,7 @@ impl<D: Device> DeviceTables<D> {
             *start = self.packed.len();
             self.packed.extend(table.iter().map(|&entry| entry as i32));
         }
-        grow(&mut self.memory, device, "tables of a step", self.packed.len())?;
+        grow(&mut self.memory, heap, "tables of a step", self.packed.len())?;
         self.memory.write(0, &self.packed)?;
         self.step.clone_from(step);
         self.tokens.clear();

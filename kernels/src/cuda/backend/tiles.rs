@@ -1,7 +1,7 @@
 //! Weights as tiles (`kernels/cuda/tiles.cuh`), which products on tensor cores read: how they are made of a file's rows, once, by
 //! the device, and how a product with them is launched (`kernels/cuda/gemm_mma.cu`).
 
-use super::buffer::zeros;
+use super::buffer::{alone, zeros};
 use super::choice::{ROWS_OF_BLOCK, TileChoice};
 use super::{Cuda, int};
 use crate::WeightType;
@@ -105,9 +105,9 @@ pub(super) fn make_tiles<D: Device>(
     (rows, cols, row_bytes): (usize, usize, usize),
 ) -> Result<Memory<D, u8>, DeviceError> {
     let device = &cuda.device;
-    let tiles = zeros(device, "a weight matrix", rows.div_ceil(PANEL) * panel_bytes)?;
+    let tiles = zeros(&cuda.heap, "a weight matrix", rows.div_ceil(PANEL) * panel_bytes)?;
     let rows_at_once = (STAGING_BYTES / row_bytes.max(1) / PANEL * PANEL).max(PANEL).min(rows);
-    let mut staging = zeros(device, "rows of a weight matrix", rows_at_once * row_bytes)?;
+    let mut staging = alone(device, "rows of a weight matrix", rows_at_once * row_bytes)?;
     for first in (0..rows).step_by(rows_at_once.max(1)) {
         let count = rows_at_once.min(rows - first);
         write_range(&mut staging, file, first * row_bytes, count * row_bytes)?;

@@ -2,7 +2,7 @@
 //! another order than the kernels for fewer rows, so they are used only where that is allowed ([`Cuda::with_exact_rows`]). The tiles
 //! are those of `gemm_mma.cu`.
 
-use super::buffer::zeros;
+use super::buffer::{alone, zeros};
 use super::fused::Target;
 use super::{Cuda, int};
 use crate::cuda::device::{Argument, Device, DevicePtr};
@@ -75,7 +75,7 @@ impl<D: Device> Warpgroups<D> {
     /// None where there are no such tensor cores: elsewhere kernels have nothing in them, as a small product shows. That is asked
     /// rather than a number of the device, for code that a driver has made of PTX is as empty.
     pub(super) fn new(cuda: &Cuda<D>) -> Result<Option<Warpgroups<D>>, DeviceError> {
-        let (device, properties) = (&cuda.device, cuda.device.properties());
+        let (heap, properties) = (&cuda.heap, cuda.device.properties());
         let asked = FORMS.iter().map(Form::shared_bytes).max().unwrap_or_default();
         if (properties.shared_bytes_per_block as usize) < asked {
             return Ok(None);
@@ -83,8 +83,8 @@ impl<D: Device> Warpgroups<D> {
         let tiles = most_split_tiles(properties.multiprocessors as usize);
         let outputs_and_rows = GROUPS * OUTPUTS * FORMS[FORMS.len() - 1].rows;
         let warpgroups = Warpgroups {
-            partial: zeros(device, "sums of products", tiles * SEGMENTS * outputs_and_rows)?,
-            tickets: zeros(device, "counters of products", tiles)?,
+            partial: zeros(heap, "sums of products", tiles * SEGMENTS * outputs_and_rows)?,
+            tickets: zeros(heap, "counters of products", tiles)?,
         };
         Ok(warpgroups.multiply_ones(cuda)?.then_some(warpgroups))
     }
@@ -92,9 +92,9 @@ impl<D: Device> Warpgroups<D> {
     /// Whether there are kernels at all: a product of ones is none where they are empty. Whether they are right `taper selftest` says.
     fn multiply_ones(&self, cuda: &Cuda<D>) -> Result<bool, DeviceError> {
         const SIDE: usize = 16;
-        let mut x = zeros(&cuda.device, "ones", SIDE * SIDE)?;
-        let mut matrix = zeros(&cuda.device, "ones", 2 * SIDE * SIDE)?;
-        let out: Memory<D, f32> = zeros(&cuda.device, "their product", SIDE * SIDE)?;
+        let mut x = alone(&cuda.device, "ones", SIDE * SIDE)?;
+        let mut matrix = alone(&cuda.device, "ones", 2 * SIDE * SIDE)?;
+        let out: Memory<D, f32> = alone(&cuda.device, "their product", SIDE * SIDE)?;
         x.write(0, &[1.0_f32; SIDE * SIDE])?;
         matrix.write(0, &0x3f80_u16.to_le_bytes().repeat(SIDE * SIDE))?;
         let [of_x, of_matrix, of_out] = [x.address(), matrix.address(), out.address()].map(Argument::Pointer);

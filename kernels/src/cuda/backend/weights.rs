@@ -4,12 +4,12 @@
 use super::Cuda;
 use super::buffer::{to_error, zeros};
 use super::choice::{Crossings, TileChoice, choose};
-use super::tiles::{TiledType, make_tiles, panel_bytes};
+use super::tiles::{PANEL, TiledType, make_tiles, panel_bytes};
 use crate::cpu::gemm::Shape;
 use crate::cuda::device::{Argument, Device};
 use crate::cuda::error::DeviceError;
 use crate::cuda::kernels::Kernel;
-use crate::cuda::memory::Memory;
+use crate::cuda::memory::{Arena, Memory};
 use crate::{Error, MatrixData, WeightType};
 
 /// How a part lies in memory, with the kernels for it.
@@ -128,6 +128,20 @@ impl<D: Device> Matrix<D> {
         Ok(Matrix { parts: parts.map(part).collect::<Result<_, Error>>()?, cols })
     }
 
+    /// Bytes that parts of these types, rows and columns take, each rounded up to what memory begins at a multiple of.
+    pub(super) fn bytes_of(parts: &[(WeightType, usize, usize)]) -> usize {
+        let of_run = |run: &[(WeightType, usize, usize)]| {
+            let (weight_type, _, cols) = run[0];
+            let rows: usize = run.iter().map(|part| part.1).sum();
+            let row_bytes = weight_type.row_bytes(cols).unwrap_or(0);
+            Arena::<D>::bytes_of::<u8>(match TiledType::of(weight_type, cols) {
+                Some(_) => rows.div_ceil(PANEL) * panel_bytes(weight_type, cols, row_bytes),
+                None => rows * row_bytes,
+            })
+        };
+        parts.chunk_by(|one, next| one.0 == next.0).map(of_run).sum()
+    }
+
     /// The parts, in the order of their rows.
     pub(super) fn parts(&self) -> impl Iterator<Item = PartView<'_>> {
         let mut first = 0;
@@ -156,7 +170,7 @@ impl<D: Device> Matrix<D> {
 }
 
 fn as_they_are<D: Device>(cuda: &Cuda<D>, file: &[&[u8]]) -> Result<Memory<D, u8>, DeviceError> {
-    let mut bytes = zeros(&cuda.device, "a weight matrix", file.iter().map(|part| part.len()).sum())?;
+    let mut bytes = zeros(&cuda.heap, "a weight matrix", file.iter().map(|part| part.len()).sum())?;
     let mut begin = 0;
     for part in file {
         bytes.write(begin, part)?;
