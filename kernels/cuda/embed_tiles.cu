@@ -12,26 +12,6 @@ namespace {
 
 using tiles::Byte;
 
-__device__ __forceinline__ float2 values(unsigned pair, __half) { return tiles::halves(pair); }
-__device__ __forceinline__ float2 values(unsigned pair, __nv_bfloat16) {
-  return make_float2(__int_as_float(pair << 16), __int_as_float(pair & 0xffff0000));
-}
-
-// Products of scales and small whole numbers are exact, and only the addition of a minimum rounds.
-template <class T> __device__ __forceinline__ float2 decoded(const typename T::Raw& raw, int half, bool is_upper, float2 x) {
-  if constexpr (T::RUN > 0) {
-    const float2 scales = T::scale(raw, half);
-    const float scale = is_upper ? scales.y : scales.x;
-    x = make_float2(scale * x.x, scale * x.y);
-  }
-  if constexpr (T::MINIMUM) {
-    const float2 minimums = T::minimum(raw);
-    const float minimum = is_upper ? minimums.y : minimums.x;
-    x = make_float2(x.x + minimum, x.y + minimum);
-  }
-  return x;
-}
-
 // Tokens of other parts are left to their kernels.
 template <class T>
 __device__ __forceinline__ void embed(const Byte* table, const int* tokens, float* out, int cols, int first, int count) {
@@ -49,8 +29,8 @@ __device__ __forceinline__ void embed(const Byte* table, const int* tokens, floa
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const int col = step * tiles::STEP + half * 16 + tiles::column_of(tiles::lane(), 4 * i);
-      const float2 x = values(is_upper ? a[2 * i + 1] : a[2 * i], typename T::Element());
-      if (col < cols) *reinterpret_cast<float2*>(out + col) = decoded<T>(raw, half, is_upper, x);
+      const float2 x = tiles::values(is_upper ? a[2 * i + 1] : a[2 * i], typename T::Element());
+      if (col < cols) *reinterpret_cast<float2*>(out + col) = tiles::decoded<T>(raw, half, is_upper, x);
     }
   }
 }

@@ -251,6 +251,27 @@ struct Q6_K {
   }
 };
 
+// Two elements of a fragment.
+__device__ __forceinline__ float2 values(unsigned pair, __half) { return halves(pair); }
+__device__ __forceinline__ float2 values(unsigned pair, __nv_bfloat16) {
+  return make_float2(__int_as_float(pair << 16), __int_as_float(pair & 0xffff0000));
+}
+
+// Products of scales and small whole numbers are exact, and only the addition of a minimum rounds.
+template <class T> __device__ __forceinline__ float2 decoded(const typename T::Raw& raw, int half, bool is_upper, float2 x) {
+  if constexpr (T::RUN > 0) {
+    const float2 scales = T::scale(raw, half);
+    const float scale = is_upper ? scales.y : scales.x;
+    x = make_float2(scale * x.x, scale * x.y);
+  }
+  if constexpr (T::MINIMUM) {
+    const float2 minimums = T::minimum(raw);
+    const float minimum = is_upper ? minimums.y : minimums.x;
+    x = make_float2(x.x + minimum, x.y + minimum);
+  }
+  return x;
+}
+
 }  // namespace tiles
 
 // FOR_EACH_TILED_TYPE(INSTANCE) is INSTANCE(suffix of the kernel's name, type) for each.

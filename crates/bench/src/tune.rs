@@ -1,7 +1,7 @@
 //! Which implementation of a matrix product is the fastest on this machine, for each shape, number of rows and rounding of
 //! activations. [`Products`] measures a [`Cell`] per combination; what comes of cells is a [`Tuning`]: the numbers of rows from
 //! which on another choice is taken. [`price`] says what the numerics class costs, [`check`] how good the choices are. On a GPU
-//! [`GpuProducts`] measures, and what comes of it is a [`TileTuning`](taper_kernels::cuda::TileTuning).
+//! [`GpuProducts`] measures, and what comes of it is a [`ProductTuning`].
 
 pub mod check;
 mod on_gpu;
@@ -9,13 +9,13 @@ pub mod price;
 mod products;
 mod race;
 
-pub use on_gpu::{GpuProducts, tile_tuning};
+pub use on_gpu::{GpuProducts, price_of_exact_rows, product_tuning};
 pub use products::Products;
 
 use std::fmt::Debug;
 use taper_kernels::WeightType;
 use taper_kernels::cpu::gemm::{Activations, Choice, Shape, Tuning};
-use taper_kernels::cuda::{NUMERICS_CLASS, TileChoice};
+use taper_kernels::cuda::{NUMERICS_CLASS, NUMERICS_CLASS_BY_ROWS, ProductChoice, RowOrder};
 
 /// Numbers of rows that are measured: each of the small ones, where kernels differ most, then ever fewer.
 pub const ROWS: [usize; 19] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256];
@@ -24,7 +24,8 @@ const WORTH_IT: f64 = 0.98;
 
 /// An implementation that can be chosen.
 pub trait Candidate: Copy + PartialEq + Debug {
-    /// What decides bits, where products are made in several ways: choices never do.
+    /// What decides bits, where products are made in several ways: choices of one class never do, but where a GPU's rows are not
+    /// to be exact.
     type Class: Copy + PartialEq + Debug + 'static;
     /// All of them.
     const CLASSES: &'static [Self::Class];
@@ -52,17 +53,20 @@ impl Candidate for Choice {
 }
 
 /// On a GPU.
-impl Candidate for TileChoice {
-    type Class = ();
-    const CLASSES: &'static [()] = &[()];
-    fn class_name((): ()) -> &'static str {
-        NUMERICS_CLASS
+impl Candidate for ProductChoice {
+    type Class = RowOrder;
+    const CLASSES: &'static [RowOrder] = &[RowOrder::Exact, RowOrder::ByRows];
+    fn class_name(class: RowOrder) -> &'static str {
+        match class {
+            RowOrder::Exact => NUMERICS_CLASS,
+            RowOrder::ByRows => NUMERICS_CLASS_BY_ROWS,
+        }
     }
     fn name(self) -> String {
-        TileChoice::name(self)
+        ProductChoice::name(self)
     }
-    fn parse(name: &str) -> Option<TileChoice> {
-        TileChoice::parse(name)
+    fn parse(name: &str) -> Option<ProductChoice> {
+        ProductChoice::parse(name)
     }
 }
 

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use taper_checkpoint::Checkpoint;
 use taper_engine::{DiskCache, Engine, EngineConfig, EngineHandle, EngineParts, ModelRunner, Runner, file_digest};
 use taper_hub::{Hub, ModelName, Progress, ResolvedModel};
-use taper_kernels::cuda::{Cuda, Driver};
+use taper_kernels::cuda::{Cuda, Driver, ProductTuning};
 use taper_kernels::{BLOCK_SIZE, Backend, Cpu, CpuConfig, Reference};
 use taper_models::{Llama, LoadOptions, ModelConfig};
 use taper_text::{ChatTemplate, Tokenizer};
@@ -73,7 +73,7 @@ pub(crate) fn with_model<T: ModelTask>(
             }
             let gpu = open_gpu(index)?.with_exact_rows(args.deterministic.is_on())?;
             let tuning = tune_file::load_on(&gpu, index);
-            let gpu = gpu.with_tuning(tuning);
+            let gpu = with_library(args, gpu, &tuning, progress).with_tuning(tuning);
             tell_of_rows(args, gpu.has_exact_rows(), progress);
             task.computes_on(&gpu);
             load(args, gpu, checkpoint, options, progress, task)
@@ -87,6 +87,22 @@ pub(crate) fn with_model<T: ModelTask>(
         }
         (_, BackendKind::Reference) => load(args, Reference::new(), checkpoint, options, progress, task),
     }
+}
+
+/// With the vendor's library, where measurements chose it and rows need not be exact.
+fn with_library(
+    args: &ModelArgs,
+    gpu: Cuda<Driver>,
+    tuning: &ProductTuning,
+    progress: &dyn Progress,
+) -> Cuda<Driver> {
+    if args.deterministic.is_on() || !tuning.wants_library() {
+        return gpu;
+    }
+    gpu.clone().with_library().unwrap_or_else(|error| {
+        progress.note(&format!("`taper tune` chose the vendor's library for some products, which is not here: {error}"));
+        gpu
+    })
 }
 
 /// Says what `--deterministic off` means here.

@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use taper_bench::Machine;
-use taper_bench::tune::{Candidate, Cell, parse_shape, shape_name, tile_tuning, tuning};
+use taper_bench::tune::{Candidate, Cell, parse_shape, product_tuning, shape_name, tuning};
 use taper_hub::Hub;
 use taper_kernels::BackendInfo;
 use taper_kernels::cpu::cores::Cores;
 use taper_kernels::cpu::gemm::Tuning;
 use taper_kernels::cpu::isa::Isa;
-use taper_kernels::cuda::{self, Cuda, Device, Driver, TileTuning};
+use taper_kernels::cuda::{self, Cuda, Device, Driver, ProductTuning};
 
 /// Raised when candidates, their names or the numerics change meaning.
 const VERSION: u32 = 2;
@@ -183,8 +183,8 @@ impl TuneFile {
     }
 
     /// The same on a GPU.
-    pub(crate) fn tile_tuning(&self) -> TileTuning {
-        tile_tuning(&self.cells())
+    pub(crate) fn product_tuning(&self) -> ProductTuning {
+        product_tuning(&self.cells())
     }
 }
 
@@ -243,8 +243,8 @@ pub(crate) fn load(info: &BackendInfo) -> Tuning {
 }
 
 /// The same of a GPU.
-pub(crate) fn load_on(gpu: &Cuda<Driver>, index: usize) -> TileTuning {
-    measured(Subject::of_gpu(gpu, index)).map(|file| file.tile_tuning()).unwrap_or_default()
+pub(crate) fn load_on(gpu: &Cuda<Driver>, index: usize) -> ProductTuning {
+    measured(Subject::of_gpu(gpu, index)).map(|file| file.product_tuning()).unwrap_or_default()
 }
 
 fn measured(of: Result<Subject>) -> Option<TuneFile> {
@@ -262,7 +262,7 @@ fn measured(of: Result<Subject>) -> Option<TuneFile> {
 mod tests {
     use super::*;
     use taper_kernels::cpu::gemm::{Activations, Choice};
-    use taper_kernels::cuda::TileChoice;
+    use taper_kernels::cuda::{ProductChoice, RowOrder, TileChoice};
     use taper_kernels::{Backend, Cpu, CpuConfig};
 
     fn info() -> Subject {
@@ -391,17 +391,24 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tune.json");
         let shape = parse_shape("Q4_0 64x96").unwrap();
-        let costs = TileChoice::candidates(9).into_iter().zip([3e-6, 1e-6, 2e-6]).collect();
-        let cells = [Cell { shape, activations: (), rows: 9, costs }];
+        let tiles = TileChoice::candidates(9).into_iter().map(ProductChoice::Tiles);
+        let costs: Vec<_> = tiles.zip([3e-6, 1e-6, 2e-6]).collect();
+        let others = vec![(ProductChoice::Warpgroups, 5e-6), costs[1], (ProductChoice::Library(0), 9e-7)];
+        let cells = [
+            Cell { shape, activations: RowOrder::Exact, rows: 9, costs },
+            Cell { shape, activations: RowOrder::ByRows, rows: 9, costs: others },
+        ];
         TuneFile::update(&path, &of, &cells).unwrap();
         let read = TuneFile::read(&path, &of).unwrap().unwrap();
         assert_eq!(read.cells(), cells);
         assert_eq!(read.cells::<Choice>(), [], "of another class");
-        assert_eq!(read.tile_tuning().choice(shape, 9), cells[0].best().0);
+        let tuning = read.product_tuning();
+        assert_eq!(ProductChoice::Tiles(tuning.tile_choice(shape, 9)), cells[0].best().0);
+        assert_eq!(tuning.choice_by_rows(shape, 9), Some(ProductChoice::Library(0)));
         assert_eq!(TuneFile::read(&path, &gpu("581.1, CUDA 13.1")).unwrap(), None);
         assert_eq!(TuneFile::read(&path, &info()).unwrap(), None, "a processor");
         let mut other_class = read.clone();
         other_class.cells[0].class = "cuda-fp8".into();
-        assert_eq!(other_class.cells::<TileChoice>(), []);
+        assert_eq!(other_class.cells::<ProductChoice>(), cells[1..]);
     }
 }

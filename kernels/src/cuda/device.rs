@@ -103,6 +103,33 @@ impl Launch<'_> {
     }
 }
 
+/// A product by the vendor's library: `out = x w^T (+ bias)`, with sums in float32 and in an order of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LibraryProduct {
+    /// Rows of x and out.
+    pub rows: usize,
+    /// Rows of w.
+    pub num_outputs: usize,
+    /// Columns of x and w.
+    pub cols: usize,
+    /// `[rows, cols]` of bfloat16.
+    pub x: DevicePtr,
+    /// `[num_outputs, cols]` of bfloat16.
+    pub weights: DevicePtr,
+    /// `[num_outputs]` of float32.
+    pub bias: Option<DevicePtr>,
+    /// `[rows, num_outputs]` of float32, with rows `out_stride` elements apart.
+    pub out: DevicePtr,
+    /// Elements from one row of out to the next.
+    pub out_stride: usize,
+    /// Memory that the library may write.
+    pub workspace: DevicePtr,
+    /// Bytes of it.
+    pub workspace_bytes: usize,
+    /// Which of the ways that the library proposes, the one that it holds for the best first; the best where there are not so many.
+    pub candidate: usize,
+}
+
 /// What a device is and has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceProperties {
@@ -181,6 +208,27 @@ pub trait Device: Send + Sync + 'static {
     /// # Errors
     /// The device's.
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError>;
+
+    /// Makes sure that there is a library of the vendor's for [`Device::multiply`].
+    ///
+    /// # Errors
+    /// Why there is none.
+    fn library(&self) -> Result<(), DeviceError> {
+        Err(DeviceError::NoLibrary { reason: "this device has none".to_owned() })
+    }
+
+    /// Multiplies by the vendor's library; false, and nothing is done, where that has no such product.
+    ///
+    /// # Safety
+    /// [`Device::library`] has found one; the pointers lead to memory of this device, aligned to 16 bytes, of the sizes that
+    /// [`LibraryProduct`] says.
+    ///
+    /// # Errors
+    /// The device's.
+    unsafe fn multiply(&self, product: &LibraryProduct) -> Result<bool, DeviceError> {
+        let _ = product;
+        Ok(false)
+    }
 
     /// Records what `launches` launches, and runs none of it.
     ///

@@ -1,6 +1,7 @@
 //! A GPU through NVIDIA's driver: beside the probe the only file that calls it.
 
-use super::device::{Device, DeviceProperties, DevicePtr, Launch, MAX_ARGUMENTS};
+use super::cublas_lt::CublasLt;
+use super::device::{Device, DeviceProperties, DevicePtr, Launch, LibraryProduct, MAX_ARGUMENTS};
 use super::error::{DeviceError, ProbeError};
 use super::fatbin;
 use super::kernels::Kernel;
@@ -13,7 +14,7 @@ use cudarc::driver::sys::{
     CUlaunchAttributeValue, CUlaunchConfig, CUmodule, CUresult, CUstream, CUstreamCaptureMode,
 };
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// The functions of the driver that are called here and not by the probe.
@@ -108,6 +109,8 @@ const WAITING_PTX: i32 = 90;
 
 /// A GPU with its kernels and a stream.
 pub struct Driver {
+    /// Of products, once somebody asked for it; it ends before its context.
+    library: OnceLock<Result<CublasLt, DeviceError>>,
     properties: DeviceProperties,
     context: Arc<Context>,
     modules: Vec<CUmodule>,
@@ -138,7 +141,14 @@ impl Driver {
                 .attribute(DeviceAttribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
             l2_bytes: info.l2_bytes,
         };
-        let mut driver = Driver { properties, context, modules: Vec::new(), stream: null_mut(), functions: Vec::new() };
+        let mut driver = Driver {
+            library: OnceLock::new(),
+            properties,
+            context,
+            modules: Vec::new(),
+            stream: null_mut(),
+            functions: Vec::new(),
+        };
         // SAFETY: the handle is written by the call; the stream is destroyed by `drop`.
         call("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut driver.stream, NON_BLOCKING) })?;
         for module in fatbin::modules(image) {
@@ -180,6 +190,12 @@ impl Driver {
             }
         }
         Err(DeviceError::KernelMissing { kernel: kernel.name().to_string_lossy().into_owned() })
+    }
+
+    /// The library of products, looked for when it is asked for the first time.
+    fn cublas_lt(&self) -> Result<&CublasLt, DeviceError> {
+        self.context.bind()?;
+        self.library.get_or_init(CublasLt::open).as_ref().map_err(Clone::clone)
     }
 
     fn wait(&self) -> Result<(), DeviceError> {
@@ -351,6 +367,15 @@ impl Device for Driver {
         let answer =
             unsafe { sys::cuLaunchKernelEx(&raw const config, function.handle, parameters.as_mut_ptr(), null_mut()) };
         call("cuLaunchKernelEx", answer)
+    }
+
+    fn library(&self) -> Result<(), DeviceError> {
+        self.cublas_lt().map(|_| ())
+    }
+
+    unsafe fn multiply(&self, product: &LibraryProduct) -> Result<bool, DeviceError> {
+        // SAFETY: the caller's obligation; the context was just made current, and the stream is its.
+        unsafe { self.cublas_lt()?.multiply(product, self.stream) }
     }
 
     fn capture(&self, launches: &mut dyn FnMut() -> Result<(), DeviceError>) -> Result<DriverGraph, DeviceError> {

@@ -138,6 +138,20 @@ pub enum DeviceError {
         /// What it can.
         compute_capability: ComputeCapability,
     },
+    /// There is no library of products.
+    #[error("cuBLASLt cannot be used: {reason}")]
+    NoLibrary {
+        /// Why not.
+        reason: String,
+    },
+    /// The library of products fails.
+    #[error("cuBLASLt fails: {call} gives {status}")]
+    Library {
+        /// The function that failed.
+        call: &'static str,
+        /// What it returned, by name.
+        status: String,
+    },
     /// A kernel did what CUDA forbids, as the simulator sees it.
     #[error("{kernel}: {text}")]
     Fault {

@@ -264,6 +264,26 @@ kernels! {
     EmbedTilesQ5K = c"embed_tiles_q5_k", "pppiii";
     /// Rows of a table in tiles of q6_k.
     EmbedTilesQ6K = c"embed_tiles_q6_k", "pppiii";
+    /// Rows of bf16 of tiles of bf16.
+    ExpandBf16 = c"expand_bf16", "ppii";
+    /// Rows of bf16 of tiles of q4_0.
+    ExpandQ4_0 = c"expand_q4_0", "ppii";
+    /// Rows of bf16 of tiles of q4_1.
+    ExpandQ4_1 = c"expand_q4_1", "ppii";
+    /// Rows of bf16 of tiles of q5_0.
+    ExpandQ5_0 = c"expand_q5_0", "ppii";
+    /// Rows of bf16 of tiles of q5_1.
+    ExpandQ5_1 = c"expand_q5_1", "ppii";
+    /// Rows of bf16 of tiles of q8_0.
+    ExpandQ8_0 = c"expand_q8_0", "ppii";
+    /// Rows of bf16 of tiles of q4_k.
+    ExpandQ4K = c"expand_q4_k", "ppii";
+    /// Rows of bf16 of tiles of q5_k.
+    ExpandQ5K = c"expand_q5_k", "ppii";
+    /// Rows of bf16 of tiles of q6_k.
+    ExpandQ6K = c"expand_q6_k", "ppii";
+    /// Elements rounded to bf16.
+    RoundBf16 = c"round_bf16", "ppi";
     /// Tokens drawn from rows of logits.
     ChooseTokens = c"choose_tokens", "pppi";
 }

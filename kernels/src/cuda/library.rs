@@ -11,7 +11,7 @@ pub(super) fn require(functions: &[&'static str]) -> Result<(), ProbeError> {
     // Kept for ever: cudarc opens the same one again, and a driver does not like to be unloaded.
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     if LIBRARY.get().is_none() {
-        let library = open(names())?;
+        let library = open(&names()).map_err(|reason| ProbeError::NoLibrary { names: names(), reason })?;
         LIBRARY.get_or_init(|| library);
     }
     let missing = functions.iter().find(|name| {
@@ -28,11 +28,11 @@ fn names() -> Vec<String> {
     cudarc::get_lib_name_candidates("cuda").into_iter().filter(|name| name.starts_with("libcuda.")).collect()
 }
 
-/// The first library that loads.
-fn open(names: Vec<String>) -> Result<Library, ProbeError> {
+/// The first library that loads, or why none does.
+pub(super) fn open(names: &[String]) -> Result<Library, String> {
     let mut reason = String::new();
-    for name in &names {
-        // SAFETY: what runs are the initialisers of the driver's library, or of what the user put in its place.
+    for name in names {
+        // SAFETY: what runs are the initialisers of NVIDIA's library, or of what the user put in its place.
         match unsafe { Library::new(name) } {
             Ok(library) => return Ok(library),
             // Of the reasons, one that is not just absence: an empty file of that name, as containers have, say.
@@ -42,7 +42,7 @@ fn open(names: Vec<String>) -> Result<Library, ProbeError> {
             Err(_) => {}
         }
     }
-    Err(ProbeError::NoLibrary { names, reason })
+    Err(reason)
 }
 
 fn is_absence(reason: &str) -> bool {
@@ -61,11 +61,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_told_by_name_and_reason() {
-        let Err(ProbeError::NoLibrary { names, reason }) = open(vec!["libnone.so".into(), "libnone.so.1".into()])
-        else {
-            panic!()
-        };
-        assert_eq!(names, ["libnone.so", "libnone.so.1"]);
+        let reason = open(&["libnone.so".into(), "libnone.so.1".into()]).unwrap_err();
         assert!(reason.contains("libnone.so.1") && is_absence(&reason), "{reason}");
     }
 
@@ -75,7 +71,7 @@ mod tests {
         let empty = folder.path().join("libcuda.so.1");
         std::fs::write(&empty, "").unwrap();
         let names = vec!["libnone.so".into(), empty.to_str().unwrap().to_owned(), "libnone.so.1".into()];
-        let Err(ProbeError::NoLibrary { reason, .. }) = open(names) else { panic!() };
+        let reason = open(&names).unwrap_err();
         assert!(reason.contains(empty.to_str().unwrap()) && !is_absence(&reason), "{reason}");
     }
 }

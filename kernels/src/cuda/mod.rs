@@ -5,10 +5,11 @@
 //! `kernels/cuda/sim` runs the same kernels on the CPU for tests. Kernels are CUDA C++ in `kernels/cuda`, and [`fatbin`] has
 //! them compiled; a file here for each family of them holds its launches and asserts what they ask for. [`Cuda`] is the backend.
 //!
-//! cudarc panics where a library or one of its functions is missing. So its driver functions are called behind
-//! `library::require` only.
+//! cudarc panics where a library or one of its functions is missing. So its functions are called behind
+//! `library::require` and `cublas_lt::require` only.
 
 mod backend;
+mod cublas_lt;
 mod device;
 mod driver;
 mod error;
@@ -23,10 +24,10 @@ mod release;
 pub mod softmax;
 
 pub use backend::{
-    Buffer, Cuda, KvCache, Matrix, NUMERICS_CLASS, NUMERICS_CLASS_BY_ROWS, TileChoice, TileTuning, Vector,
-    activation_bits,
+    Buffer, Cuda, KvCache, Matrix, NUMERICS_CLASS, NUMERICS_CLASS_BY_ROWS, ProductChoice, ProductTuning, RowOrder,
+    TileChoice, Vector, activation_bits,
 };
-pub use device::{Argument, Device, DeviceProperties, DevicePtr, Launch, MAX_ARGUMENTS};
+pub use device::{Argument, Device, DeviceProperties, DevicePtr, Launch, LibraryProduct, MAX_ARGUMENTS};
 pub use driver::{Driver, DriverEvent, DriverGraph};
 pub use error::{DeviceError, ProbeError};
 pub use kernels::Kernel;

@@ -10,7 +10,7 @@ use crate::gpu::{forms, ring_bytes, seconds};
 use crate::machine::afford;
 use crate::{Error, quantile};
 use taper_kernels::cpu::gemm::Shape;
-use taper_kernels::cuda::{Cuda, Device, TileChoice, TileTuning};
+use taper_kernels::cuda::{Cuda, Device, ProductChoice, ProductTuning, RowOrder};
 use taper_kernels::{Backend, MatrixData, StepInputs, StepTables, WeightType};
 
 /// Most matrices of a ring.
@@ -51,18 +51,19 @@ impl<D: Device> GpuProducts<D> {
         Ok(GpuProducts { cuda: cuda.clone(), shape, ring, x, out: cuda.buffer(most_rows, outputs)? })
     }
 
-    /// Measures all numbers of rows; `progress` is called after each cell.
+    /// Measures all numbers of rows: a cell for exact rows, and where the device has more for rows that need not be, another one with
+    /// that; `progress` is called after each cell.
     ///
     /// # Errors
     /// The device's.
     pub fn measure(
         &mut self,
         effort: &Effort,
-        progress: &mut dyn FnMut(&Cell<TileChoice>),
-    ) -> Result<Vec<Cell<TileChoice>>, Error> {
+        progress: &mut dyn FnMut(&Cell<ProductChoice>),
+    ) -> Result<Vec<Cell<ProductChoice>>, Error> {
         let mut cells = Vec::new();
         for &rows in &effort.rows {
-            let candidates = TileChoice::candidates(rows);
+            let candidates = self.cuda.choices(self.shape, rows);
             let first_form = forms(candidates.len());
             // There is room for the laps of one number of rows, and none will come again.
             self.cuda.forget_steps();
@@ -79,15 +80,16 @@ impl<D: Device> GpuProducts<D> {
                 Ok::<f64, Error>(lap / self.ring.len() as f64)
             })?;
             let costs = candidates.into_iter().zip(turns.iter().map(|turns| quantile(turns, 0.5))).collect();
-            let cell = Cell { shape: self.shape, activations: (), rows, costs };
-            progress(&cell);
-            cells.push(cell);
+            for cell in cells_of(self.shape, rows, costs) {
+                progress(&cell);
+                cells.push(cell);
+            }
         }
         Ok(cells)
     }
 
     /// A product with each matrix.
-    fn lap(&mut self, form: u64, choice: TileChoice, rows: usize) {
+    fn lap(&mut self, form: u64, choice: ProductChoice, rows: usize) {
         let GpuProducts { cuda, ring, x, out, .. } = self;
         cuda.force_choice(Some(choice));
         // A step of no sequences: products are told of none.
@@ -101,11 +103,44 @@ impl<D: Device> GpuProducts<D> {
     }
 }
 
+/// Of all that was measured with so many rows: the cell of exact rows, and if there is more than those may have, the cell of others. Of
+/// what exact rows may have that one has the fastest, and its rule is warpgroups where there are such.
+fn cells_of(shape: Shape, rows: usize, costs: Vec<(ProductChoice, f64)>) -> Vec<Cell<ProductChoice>> {
+    let (exact, mut others): (Vec<_>, Vec<_>) =
+        costs.into_iter().partition(|(choice, _)| matches!(choice, ProductChoice::Tiles(_)));
+    let exact = Cell { shape, activations: RowOrder::Exact, rows, costs: exact };
+    if others.is_empty() {
+        return vec![exact];
+    }
+    let place = usize::from(others[0].0 == ProductChoice::Warpgroups);
+    others.insert(place, exact.best());
+    vec![exact, Cell { shape, activations: RowOrder::ByRows, rows, costs: others }]
+}
+
 /// The choices of all cells.
-pub fn tile_tuning(cells: &[Cell<TileChoice>]) -> TileTuning {
-    let mut tuning = TileTuning::default();
-    crossings(cells).for_each(|cell| tuning.set(cell.shape, cell.rows, cell.choice()));
+pub fn product_tuning(cells: &[Cell<ProductChoice>]) -> ProductTuning {
+    let mut tuning = ProductTuning::default();
+    // A cell of exact rows has nothing else, unless a file was written by hand.
+    let is_sound = |cell: &&Cell<ProductChoice>| {
+        cell.activations == RowOrder::ByRows || matches!(cell.choice(), ProductChoice::Tiles(_))
+    };
+    let sound: Vec<Cell<ProductChoice>> = cells.iter().filter(is_sound).cloned().collect();
+    crossings(&sound).for_each(|cell| tuning.set(cell.activations, cell.shape, cell.rows, cell.choice()));
     tuning
+}
+
+/// What exact rows cost: seconds of the cells that have both, by the choices for exact rows over those by the choices for others. None
+/// where the device has nothing more for others.
+pub fn price_of_exact_rows(cells: &[Cell<ProductChoice>]) -> Option<f64> {
+    let chosen = |cell: &Cell<ProductChoice>| cell.cost(cell.choice()).unwrap_or(cell.costs[0].1);
+    let both = cells.iter().filter(|cell| cell.activations == RowOrder::ByRows).filter_map(|by_rows| {
+        let is_same = |cell: &&Cell<ProductChoice>| {
+            (cell.activations, cell.shape, cell.rows) == (RowOrder::Exact, by_rows.shape, by_rows.rows)
+        };
+        cells.iter().find(is_same).map(|exact| (chosen(exact), chosen(by_rows)))
+    });
+    let (exact, by_rows) = both.fold((0.0, 0.0), |sums, cell| (sums.0 + cell.0, sums.1 + cell.1));
+    (by_rows > 0.0).then(|| exact / by_rows)
 }
 
 #[cfg(test)]
@@ -113,7 +148,7 @@ mod tests {
     use super::*;
     use crate::gpu::tests::recorder;
     use std::sync::Arc;
-    use taper_kernels::cuda::Kernel;
+    use taper_kernels::cuda::{Kernel, TileChoice};
 
     const SHAPE: Shape = Shape { weight_type: WeightType::Q4_0, outputs: 48, inputs: 64 };
 
@@ -127,8 +162,10 @@ mod tests {
         let cells = products.measure(&effort, &mut |_| seen += 1).unwrap();
         assert_eq!((cells.iter().map(|cell| cell.rows).collect::<Vec<_>>(), seen), (vec![1, 9], 2));
         for cell in &cells {
-            let choices: Vec<TileChoice> = cell.costs.iter().map(|&(choice, _)| choice).collect();
-            assert_eq!(choices, TileChoice::candidates(cell.rows));
+            let choices: Vec<ProductChoice> = cell.costs.iter().map(|&(choice, _)| choice).collect();
+            let expected: Vec<ProductChoice> =
+                TileChoice::candidates(cell.rows).into_iter().map(ProductChoice::Tiles).collect();
+            assert_eq!((cell.activations, choices), (RowOrder::Exact, expected));
         }
         let launches = cuda.device().take();
         for kernel in [Kernel::GemmMmaQ4_0R8, Kernel::GemmMmaQ4_0R16, Kernel::GemmMmaQ4_0R32, Kernel::GemmMmaQ4_0R64] {
@@ -138,15 +175,18 @@ mod tests {
 
     #[test]
     fn only_crossings_are_kept_and_products_take_them() {
-        let [few, many] = ["r8 x4", "r16 x2"].map(|name| TileChoice::parse(name).unwrap());
+        let [few, many] = ["r8 x4", "r16 x2"].map(|name| ProductChoice::parse(name).unwrap());
         let cell = |rows, costs: [f64; 2]| Cell {
             shape: SHAPE,
-            activations: (),
+            activations: RowOrder::Exact,
             rows,
             costs: [few, many].into_iter().zip(costs).collect(),
         };
-        let tuning = tile_tuning(&[cell(1, [1.0, 2.0]), cell(2, [1.0, 2.0]), cell(3, [2.0, 1.0]), cell(4, [2.0, 1.0])]);
-        assert_eq!([1, 2, 3, 100].map(|rows| tuning.choice(SHAPE, rows)), [few, few, many, many]);
+        let tuning = product_tuning(&[cell(1, [1.0, 2.0]), cell(2, [1.0, 2.0]), cell(3, [2.0, 1.0]), cell(4, [2.0, 1.0])]);
+        assert_eq!(
+            [1, 2, 3, 100].map(|rows| ProductChoice::Tiles(tuning.tile_choice(SHAPE, rows))),
+            [few, few, many, many]
+        );
 
         let cuda = Cuda::new(Arc::new(recorder())).unwrap().with_tuning(tuning);
         let bytes = vec![0; 48 * 36];
@@ -159,5 +199,30 @@ mod tests {
         }
         let kernels: Vec<Kernel> = cuda.device().take().iter().map(|launch| launch.kernel).collect();
         assert_eq!(kernels, [Kernel::GemmMmaQ4_0R8, Kernel::GemmMmaQ4_0R16]);
+    }
+
+    #[test]
+    fn rows_that_need_not_be_exact_have_cells_of_their_own_and_a_price() {
+        let [fast, slow] = ["r64 x1", "r64 x2"].map(|name| ProductChoice::parse(name).unwrap());
+        let (warpgroups, library) = (ProductChoice::Warpgroups, ProductChoice::Library(1));
+        let only_tiles = cells_of(SHAPE, 8, vec![(slow, 4.0), (fast, 3.0)]);
+        assert_eq!((only_tiles.len(), price_of_exact_rows(&only_tiles)), (1, None));
+
+        let cells = cells_of(SHAPE, 64, vec![(slow, 4.0), (fast, 3.0), (warpgroups, 2.0), (library, 1.5)]);
+        assert_eq!(cells[0].costs, [(slow, 4.0), (fast, 3.0)]);
+        assert_eq!((cells[1].activations, &cells[1].costs[..]), (
+            RowOrder::ByRows,
+            &[(warpgroups, 2.0), (fast, 3.0), (library, 1.5)][..]
+        ));
+        assert_eq!(price_of_exact_rows(&cells), Some(2.0));
+        let tuning = product_tuning(&cells);
+        assert_eq!(tuning.choice_by_rows(SHAPE, 64), Some(library));
+        assert_eq!(ProductChoice::Tiles(tuning.tile_choice(SHAPE, 64)), fast);
+
+        let without_warpgroups = cells_of(SHAPE, 64, vec![(fast, 3.0), (library, 3.5)]);
+        assert_eq!(without_warpgroups[1].costs, [(fast, 3.0), (library, 3.5)]);
+        assert_eq!(price_of_exact_rows(&without_warpgroups), Some(1.0));
+        let wrong = Cell { activations: RowOrder::Exact, ..cells[1].clone() };
+        assert_eq!(product_tuning(&[wrong]), ProductTuning::default(), "a file that was written by hand");
     }
 }

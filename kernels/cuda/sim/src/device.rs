@@ -8,14 +8,25 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use taper_kernels::cuda::{Argument, Device, DeviceError, DeviceProperties, DevicePtr, Kernel, Launch};
+use taper_kernels::cuda::{
+    Argument, Device, DeviceError, DeviceProperties, DevicePtr, Kernel, Launch, LibraryProduct,
+};
 
 /// What every allocation begins at a multiple of, in bytes.
 const ALIGNMENT: usize = 256;
 
+/// What was asked for and is done later.
+#[derive(Debug, Clone)]
+pub enum Recorded {
+    /// A launch.
+    Launch(RecordedLaunch),
+    /// A product by the library.
+    Product(LibraryProduct),
+}
+
 /// A launch with arguments of its own.
 #[derive(Debug, Clone)]
-pub struct Recorded {
+pub struct RecordedLaunch {
     kernel: Kernel,
     grid: [u32; 3],
     threads: u32,
@@ -24,10 +35,10 @@ pub struct Recorded {
     arguments: Vec<Argument>,
 }
 
-impl Recorded {
-    fn of(launch: &Launch<'_>) -> Recorded {
+impl RecordedLaunch {
+    fn of(launch: &Launch<'_>) -> RecordedLaunch {
         let &Launch { kernel, grid, threads, shared_bytes, cooperative, arguments, .. } = launch;
-        Recorded { kernel, grid, threads, shared_bytes, cooperative, arguments: arguments.to_vec() }
+        RecordedLaunch { kernel, grid, threads, shared_bytes, cooperative, arguments: arguments.to_vec() }
     }
 }
 
@@ -41,6 +52,8 @@ struct State {
     num_launches: u32,
     /// Graphs that were replayed so far.
     num_replays: usize,
+    /// Products by the library so far.
+    num_products: usize,
     /// Allocations so far, those that were given back among them.
     num_allocations: usize,
 }
@@ -69,6 +82,11 @@ impl Sim {
         self.state().num_replays
     }
 
+    /// Products by the library so far.
+    pub fn num_products(&self) -> usize {
+        self.state().num_products
+    }
+
     /// Allocations so far, and how many of them there are now.
     pub fn num_allocations(&self) -> (usize, usize) {
         let state = self.state();
@@ -79,9 +97,37 @@ impl Sim {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Does it, or keeps it while something is recorded.
+    ///
+    /// # Safety
+    /// That of [`Device::launch`] or [`Device::multiply`].
+    unsafe fn take(&self, asked: Recorded) -> Result<(), DeviceError> {
+        if let Some(recorded) = &mut self.state().recorded {
+            recorded.push(asked);
+            return Ok(());
+        }
+        // SAFETY: the caller's obligation.
+        unsafe { self.run(&asked) }
+    }
+
+    /// # Safety
+    /// That of [`Device::launch`] or [`Device::multiply`].
+    unsafe fn run(&self, asked: &Recorded) -> Result<(), DeviceError> {
+        match asked {
+            // SAFETY: the caller's obligation.
+            Recorded::Launch(launch) => unsafe { self.run_launch(launch) },
+            Recorded::Product(product) => {
+                self.state().num_products += 1;
+                // SAFETY: the caller's obligation.
+                unsafe { multiply(product) };
+                Ok(())
+            }
+        }
+    }
+
     /// # Safety
     /// That of [`Device::launch`].
-    unsafe fn run(&self, launch: &Recorded) -> Result<(), DeviceError> {
+    unsafe fn run_launch(&self, launch: &RecordedLaunch) -> Result<(), DeviceError> {
         let seed = {
             let mut state = self.state();
             state.num_launches = state.num_launches.wrapping_add(1);
@@ -162,13 +208,17 @@ impl Device for Sim {
 
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError> {
         launch.check();
-        let launch = Recorded::of(launch);
-        if let Some(recorded) = &mut self.state().recorded {
-            recorded.push(launch);
-            return Ok(());
-        }
         // SAFETY: the caller's obligation.
-        unsafe { self.run(&launch) }
+        unsafe { self.take(Recorded::Launch(RecordedLaunch::of(launch))) }
+    }
+
+    fn library(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    unsafe fn multiply(&self, product: &LibraryProduct) -> Result<bool, DeviceError> {
+        // SAFETY: the caller's obligation.
+        unsafe { self.take(Recorded::Product(*product)) }.map(|()| true)
     }
 
     fn capture(&self, launches: &mut dyn FnMut() -> Result<(), DeviceError>) -> Result<Vec<Recorded>, DeviceError> {
@@ -182,7 +232,7 @@ impl Device for Sim {
     unsafe fn replay(&self, graph: &Vec<Recorded>) -> Result<(), DeviceError> {
         self.state().num_replays += 1;
         // SAFETY: the caller's obligation.
-        graph.iter().try_for_each(|launch| unsafe { self.run(launch) })
+        graph.iter().try_for_each(|asked| unsafe { self.run(asked) })
     }
 
     fn synchronize(&self) -> Result<(), DeviceError> {
@@ -195,6 +245,30 @@ impl Device for Sim {
 
     fn elapsed(&self, (): &(), (): &()) -> Result<Duration, DeviceError> {
         Ok(Duration::ZERO)
+    }
+}
+
+/// What a vendor's library would compute, with sums in the order of k.
+///
+/// # Safety
+/// That of [`Device::multiply`].
+unsafe fn multiply(product: &LibraryProduct) {
+    let &LibraryProduct { rows, num_outputs, cols, x, weights, bias, out, out_stride, .. } = product;
+    let pointers = [x, weights, out, product.workspace];
+    assert!(pointers.iter().all(|pointer| pointer.0 % 16 == 0), "{product:?}: operands are aligned to 16 bytes");
+    assert!(cols % 8 == 0 && out_stride % 4 == 0 && out_stride >= num_outputs, "{product:?}: so are rows");
+    // SAFETY: the caller's obligation; the memory is the host's.
+    let elements = |at: DevicePtr, len| unsafe { std::slice::from_raw_parts(at.0 as *const u16, len) };
+    let (x, weights) = (elements(x, rows * cols), elements(weights, num_outputs * cols));
+    let to_float = |&bits: &u16| f32::from_bits(u32::from(bits) << 16);
+    for (row, x) in x.chunks_exact(cols).enumerate() {
+        for (output, weights) in weights.chunks_exact(cols).enumerate() {
+            // SAFETY: as above.
+            let bias = bias.map_or(0.0, |bias| unsafe { *(bias.0 as *const f32).add(output) });
+            let sum: f32 = x.iter().zip(weights).map(|(x, weight)| to_float(x) * to_float(weight)).sum();
+            // SAFETY: as above.
+            unsafe { *(out.0 as *mut f32).add(row * out_stride + output) = sum + bias };
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-// shuffle.cu, embed_tiles.cu and gemm_mma.cu; products against float64: every tiled weight type, outputs, columns and rows that are no multiple of anything,
+// shuffle.cu, embed_tiles.cu, expand.cu and gemm_mma.cu; products against float64: every tiled weight type, outputs, columns and rows that are no multiple of anything,
 // x staged whole and in pieces, all epilogues, and bits that depend on no schedule, no grid, no piece and no other row.
 #include "weights.h"
 
@@ -154,6 +154,35 @@ TEST(embedding_rows_are_decoded_from_tiles_to_the_bit) {
       }
     }
   }
+}
+
+TEST(tiles_are_expanded_to_rows_of_bfloat16) {
+  Random random(9);
+  int number = 0;
+  for (const WeightType& type : weight_types()) {
+    if (!is_tiled(type) || std::string(type.name) == "f16") continue;
+    for (int cols : {256, 2304, type.block_len == 1 ? 40 : 768, type.block_len == 1 ? 8 : 256}) {
+      const Matrix matrix(random, type, 37, cols);
+      const Units tiles = shuffled(matrix);
+      // From the second panel on, and nothing behind the last row.
+      const int first = 16, rows = 21;
+      std::vector<uint16_t> out(size_t(rows) * cols + 8, 0x5a5a);
+      launch((std::string("expand_") + type.name).c_str(), {dim3(divided_up(cols, 256), divided_up(rows, 16)), 256},
+             sim::Schedule::numbered(number++ % 8), tiles.data() + panel_bytes(type, cols) / sizeof(Unit), out.data(), rows, cols);
+      bool is_equal = true;
+      for (int row = 0; row < rows; row++) {
+        const Row expected = matrix.row(first + row);
+        for (int col = 0; col < cols; col++) is_equal &= out[size_t(row) * cols + col] == __float2bfloat16(expected[col]).bits;
+      }
+      CHECK(is_equal, type.name + (", columns " + std::to_string(cols)));
+      for (size_t i = size_t(rows) * cols; i < out.size(); i++) CHECK(out[i] == 0x5a5a, "expand writes behind its rows");
+    }
+  }
+  const Row x = uniform(random, 8 * 333, 100.0f);
+  std::vector<uint16_t> out(x.size() + 8, 0x5a5a);
+  launch("round_bf16", {dim3(divided_up(int(x.size()), 2048)), 256}, {}, x.data(), out.data(), int(x.size()));
+  for (size_t i = 0; i < x.size(); i++) CHECK(out[i] == __float2bfloat16(x[i]).bits, "rounded as everywhere");
+  CHECK(out[x.size()] == 0x5a5a, "round_bf16 writes behind its elements");
 }
 
 TEST(products_of_every_type_agree_with_float64) {

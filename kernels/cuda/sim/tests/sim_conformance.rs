@@ -28,7 +28,7 @@ mod softmax;
 
 use std::sync::Arc;
 use taper_cuda_sim::{Schedule, Sim};
-use taper_kernels::cuda::Cuda;
+use taper_kernels::cuda::{Cuda, ProductChoice};
 use taper_kernels::{Backend, MatrixData, WeightType};
 use taper_testkit::rng::SplitMix;
 
@@ -83,6 +83,19 @@ fn products_by_warpgroups() {
         assert!(!backend.has_exact_rows(), "the simulator has warpgroups");
         operations::suite(&backend);
         fused::suite(&backend);
+    });
+}
+
+/// Products of 16 rows and more go to the vendor's library, as far as it has them.
+#[test]
+fn products_by_the_library() {
+    in_schedule(7, |backend| {
+        let mut backend = backend.clone().with_library().unwrap();
+        backend.force_choice(Some(ProductChoice::Library(0)));
+        assert!(!backend.has_exact_rows());
+        operations::suite(&backend);
+        fused::suite(&backend);
+        assert!(backend.device().num_products() > 0);
     });
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use taper_cuda_sim::{Schedule, Sim, differences};
 use taper_kernels::cuda::read::Stream;
 use taper_kernels::cuda::softmax::{SoftmaxForm, SoftmaxRows};
-use taper_kernels::cuda::{Cuda, Device, Kernel, TileChoice};
+use taper_kernels::cuda::{Cuda, Device, Kernel, ProductChoice, TileChoice};
 use taper_kernels::{Backend, MatrixData, Norm, WeightType};
 
 fn schedules() -> impl Iterator<Item = Schedule> {
@@ -156,7 +156,7 @@ fn every_choice_of_a_launch_gives_the_same_bits() {
         for &rows in &numbers {
             let mut expected: Option<Vec<u32>> = None;
             for choice in TileChoice::candidates(rows) {
-                cuda.force_choice(Some(choice));
+                cuda.force_choice(Some(ProductChoice::Tiles(choice)));
                 let [mut out, mut joined, mut delta] = [(); 3].map(|()| cuda.buffer(rows, outputs).unwrap());
                 cuda.linear(rows, &x, &matrix, None, &mut out);
                 cuda.linear_add(rows, &x, &matrix, &mut delta, &mut joined);

@@ -1,5 +1,9 @@
-//! Which kernel multiplies with tiles, and in how many blocks of threads, by a matrix's shape and the number of rows. All choices
-//! give the same bits; only time depends on them. Built in is a rule; measurements (`taper tune --device cuda`) give better ones.
+//! What multiplies with tiles, by a matrix's shape and the number of rows. Built in are rules; measurements (`taper tune --device cuda`)
+//! give better choices.
+//!
+//! Where a row's bits must not depend on the rows beside it ([`RowOrder::Exact`]) the choice is which kernel of
+//! `kernels/cuda/gemm_mma.cu`, and how many blocks of threads: all of these give the same bits. Where they may
+//! ([`RowOrder::ByRows`]), warpgroups and the vendor's library can be chosen too, and sum in orders of their own.
 
 use super::tiles::TiledType;
 use crate::cpu::gemm::Shape;
@@ -62,19 +66,70 @@ impl TileChoice {
     }
 }
 
+/// Whether a row's bits may depend on how many rows are computed with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RowOrder {
+    /// They do not.
+    Exact,
+    /// They do, from some number of rows on.
+    ByRows,
+}
+
+/// What multiplies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ProductChoice {
+    /// `kernels/cuda/gemm_mma.cu`.
+    Tiles(TileChoice),
+    /// `kernels/cuda/gemm_wgmma.cu`.
+    Warpgroups,
+    /// The vendor's library, in one of the ways that it proposes, by number.
+    Library(u8),
+}
+
+impl ProductChoice {
+    /// Ways of the library that are tried.
+    const LIBRARY_WAYS: u8 = 4;
+
+    /// How tables and files write it: as [`TileChoice::name`], `wgmma`, `cublaslt 0`.
+    pub fn name(self) -> String {
+        match self {
+            ProductChoice::Tiles(choice) => choice.name(),
+            ProductChoice::Warpgroups => "wgmma".into(),
+            ProductChoice::Library(way) => format!("cublaslt {way}"),
+        }
+    }
+
+    /// The choice of that name, if it is one.
+    pub fn parse(name: &str) -> Option<ProductChoice> {
+        let others = ProductChoice::of_other_orders();
+        others.into_iter().find(|choice| choice.name() == name).or_else(|| TileChoice::parse(name).map(ProductChoice::Tiles))
+    }
+
+    /// What sums in another order than tiles do, the built-in rule first.
+    pub(super) fn of_other_orders() -> Vec<ProductChoice> {
+        let of_library = (0..ProductChoice::LIBRARY_WAYS).map(ProductChoice::Library);
+        [ProductChoice::Warpgroups].into_iter().chain(of_library).collect()
+    }
+}
+
 /// The choices of some shapes, as measured on a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct TileTuning {
-    shapes: HashMap<Shape, Crossings>,
+pub struct ProductTuning {
+    shapes: HashMap<(RowOrder, Shape), Crossings>,
 }
 
 /// From how many rows on which choice is taken, ascending.
-pub(super) type Crossings = Arc<Vec<(usize, TileChoice)>>;
+type Crossings = Arc<Vec<(usize, ProductChoice)>>;
 
-impl TileTuning {
+impl ProductTuning {
     /// Takes `choice` for products of `shape` with `rows` rows or more, up to the next such number.
-    pub fn set(&mut self, shape: Shape, rows: usize, choice: TileChoice) {
-        let crossings = Arc::make_mut(self.shapes.entry(shape).or_default());
+    ///
+    /// # Panics
+    /// When rows are to be exact and the choice has another order of sums.
+    pub fn set(&mut self, order: RowOrder, shape: Shape, rows: usize, choice: ProductChoice) {
+        let is_exact = matches!(choice, ProductChoice::Tiles(_));
+        assert!(is_exact || order == RowOrder::ByRows, "{choice:?} has another order of sums than few rows have");
+        let crossings = Arc::make_mut(self.shapes.entry((order, shape)).or_default());
         let at = crossings.partition_point(|&(from, _)| from < rows);
         if crossings.get(at).is_some_and(|&(from, _)| from == rows) {
             crossings[at].1 = choice;
@@ -83,25 +138,56 @@ impl TileTuning {
         }
     }
 
-    /// What products of `shape` with that many rows run on.
-    pub fn choice(&self, shape: Shape, rows: usize) -> TileChoice {
-        choose(&self.crossings(shape), rows)
+    /// How products of `shape` with that many rows are launched where tiles multiply.
+    pub fn tile_choice(&self, shape: Shape, rows: usize) -> TileChoice {
+        self.of(shape).tiles(rows)
+    }
+
+    /// What multiplies products of `shape` with that many rows where order may depend on them, if that was measured.
+    pub fn choice_by_rows(&self, shape: Shape, rows: usize) -> Option<ProductChoice> {
+        self.of(shape).by_rows(rows)
     }
 
     /// Shapes that were measured.
     pub fn num_shapes(&self) -> usize {
-        self.shapes.len()
+        self.shapes.keys().filter(|(order, _)| *order == RowOrder::Exact).count()
     }
 
-    pub(super) fn crossings(&self, shape: Shape) -> Crossings {
-        self.shapes.get(&shape).cloned().unwrap_or_default()
+    /// Whether the vendor's library is chosen for some of them.
+    pub fn wants_library(&self) -> bool {
+        let mut choices = self.shapes.values().flat_map(|crossings| crossings.iter());
+        choices.any(|(_, choice)| matches!(choice, ProductChoice::Library(_)))
+    }
+
+    pub(super) fn of(&self, shape: Shape) -> Measured {
+        let of = |order| self.shapes.get(&(order, shape)).cloned().unwrap_or_default();
+        Measured { exact: of(RowOrder::Exact), by_rows: of(RowOrder::ByRows) }
     }
 }
 
-/// What `crossings` say for that many rows, else the built-in rule.
-pub(super) fn choose(crossings: &[(usize, TileChoice)], rows: usize) -> TileChoice {
-    let measured = crossings.iter().rev().find(|&&(from, _)| from <= rows);
-    measured.map_or_else(|| TileChoice::builtin(rows), |&(_, choice)| choice)
+/// What was measured of one shape.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Measured {
+    exact: Crossings,
+    by_rows: Crossings,
+}
+
+impl Measured {
+    /// How tiles are launched for that many rows, by the rule where that was not measured.
+    pub(super) fn tiles(&self, rows: usize) -> TileChoice {
+        match last(&self.exact, rows) {
+            Some(ProductChoice::Tiles(choice)) => choice,
+            _ => TileChoice::builtin(rows),
+        }
+    }
+
+    pub(super) fn by_rows(&self, rows: usize) -> Option<ProductChoice> {
+        last(&self.by_rows, rows)
+    }
+}
+
+fn last(crossings: &[(usize, ProductChoice)], rows: usize) -> Option<ProductChoice> {
+    crossings.iter().rev().find(|&&(from, _)| from <= rows).map(|&(_, choice)| choice)
 }
 
 #[cfg(test)]
@@ -125,16 +211,43 @@ mod tests {
     }
 
     #[test]
+    fn every_choice_comes_back_from_its_name() {
+        let tiles = TileChoice::candidates(8).into_iter().map(ProductChoice::Tiles);
+        for choice in tiles.chain(ProductChoice::of_other_orders()) {
+            assert_eq!(ProductChoice::parse(&choice.name()), Some(choice));
+        }
+        for name in ["", "cublaslt", "cublaslt 4", "cublaslt 00", "wgmma 1", "r8"] {
+            assert_eq!(ProductChoice::parse(name), None, "{name:?}");
+        }
+    }
+
+    #[test]
     fn a_choice_holds_from_its_number_of_rows_to_the_next() {
         let shape = Shape { weight_type: WeightType::Q8_0, outputs: 64, inputs: 96 };
         let [few, many] = ["r8 x1", "r64 x2"].map(|name| TileChoice::parse(name).unwrap());
-        let mut tuning = TileTuning::default();
-        tuning.set(shape, 32, few);
-        tuning.set(shape, 4, few);
-        tuning.set(shape, 32, many);
-        assert_eq!(tuning.choice(shape, 3), TileChoice::builtin(3));
-        assert_eq!([4, 31, 32, 500].map(|rows| tuning.choice(shape, rows)), [few, few, many, many]);
+        let mut tuning = ProductTuning::default();
+        for (rows, choice) in [(32, few), (4, few), (32, many)] {
+            tuning.set(RowOrder::Exact, shape, rows, ProductChoice::Tiles(choice));
+        }
+        assert_eq!(tuning.tile_choice(shape, 3), TileChoice::builtin(3));
+        assert_eq!([4, 31, 32, 500].map(|rows| tuning.tile_choice(shape, rows)), [few, few, many, many]);
         let other = Shape { outputs: 65, ..shape };
-        assert_eq!((tuning.choice(other, 32), tuning.num_shapes()), (TileChoice::builtin(32), 1));
+        assert_eq!((tuning.tile_choice(other, 32), tuning.num_shapes()), (TileChoice::builtin(32), 1));
+        assert_eq!((tuning.choice_by_rows(shape, 500), tuning.wants_library()), (None, false));
+
+        tuning.set(RowOrder::ByRows, shape, 16, ProductChoice::Warpgroups);
+        tuning.set(RowOrder::ByRows, shape, 256, ProductChoice::Library(2));
+        assert_eq!(
+            [15, 16, 256].map(|rows| tuning.choice_by_rows(shape, rows)),
+            [None, Some(ProductChoice::Warpgroups), Some(ProductChoice::Library(2))]
+        );
+        assert_eq!((tuning.tile_choice(shape, 256), tuning.num_shapes(), tuning.wants_library()), (many, 1, true));
+    }
+
+    #[test]
+    #[should_panic(expected = "another order of sums")]
+    fn what_sums_in_another_order_is_never_exact() {
+        let shape = Shape { weight_type: WeightType::BF16, outputs: 64, inputs: 96 };
+        ProductTuning::default().set(RowOrder::Exact, shape, 1, ProductChoice::Warpgroups);
     }
 }

@@ -1,9 +1,10 @@
 //! Products, alone and joined with the norm before them and the addition or gate after them, to the bits of the operations one by
-//! one: with tiles by `kernels/cuda/gemm_mma.cu`, with a file's rows by `gemv.cu`. What goes to warpgroups is
-//! never joined: of many rows, the operations around a product are a small part.
+//! one: with tiles by `kernels/cuda/gemm_mma.cu`, with a file's rows by `gemv.cu`. What goes to warpgroups or to the
+//! vendor's library is never joined: of many rows, the operations around a product are a small part.
 
 use super::buffer::{Buffer, Vector};
-use super::choice::TileChoice;
+use super::choice::{ProductChoice, TileChoice};
+use super::library;
 use super::tiles::{PANEL, TiledType, shape};
 use super::warpgroups::{LEAST_ROWS, Warpgroups};
 use super::weights::{Matrix, PartView, RowKernels, Stored};
@@ -41,15 +42,27 @@ pub(super) struct Target {
     pub(super) out_stride: usize,
 }
 
-/// What multiplies so many rows with tiles of this type, if warpgroups do.
-fn warpgroups<D: Device>(cuda: &Cuda<D>, rows: usize, stored: Stored) -> Option<&Warpgroups<D>> {
-    let has_them = matches!(stored, Stored::Tiles(tiled, _) if tiled.has_warpgroups);
-    cuda.warpgroups.as_deref().filter(|_| has_them && rows >= LEAST_ROWS)
+/// What computes a product by itself, never joined with what is around it.
+enum Alone<'a, D: Device> {
+    Warpgroups(&'a Warpgroups<D>),
+    /// By the number of its way.
+    Library(u8),
 }
 
-/// Whether they have a part of a matrix.
-fn has_part_for_warpgroups<D: Device>(cuda: &Cuda<D>, rows: usize, matrix: &Matrix<D>) -> bool {
-    matrix.parts().any(|part| warpgroups(cuda, rows, part.stored).is_some())
+/// What multiplies so many rows with a part by itself, if something does: as was measured, else warpgroups where they are.
+fn alone<'a, D: Device>(cuda: &'a Cuda<D>, (rows, cols): (usize, usize), part: &PartView<'_>) -> Option<Alone<'a, D>> {
+    let Stored::Tiles(tiled, _) = part.stored else { return None };
+    let warpgroups = || cuda.warpgroups.as_deref().filter(|_| tiled.has_warpgroups && rows >= LEAST_ROWS);
+    match cuda.forced.or_else(|| part.measured.by_rows(rows)) {
+        Some(ProductChoice::Tiles(_)) => None,
+        Some(ProductChoice::Library(way)) if cuda.has_library && library::has(tiled, cols) => Some(Alone::Library(way)),
+        Some(ProductChoice::Warpgroups | ProductChoice::Library(_)) | None => warpgroups().map(Alone::Warpgroups),
+    }
+}
+
+/// Whether some part of a matrix is multiplied so.
+fn has_part_alone<D: Device>(cuda: &Cuda<D>, rows: usize, matrix: &Matrix<D>) -> bool {
+    matrix.parts().any(|part| alone(cuda, (rows, matrix.cols), &part).is_some())
 }
 
 impl Product {
@@ -70,16 +83,28 @@ impl Product {
     unsafe fn launch<D: Device>(&self, cuda: &Cuda<D>, part: &PartView<'_>, up: Argument, to: &Target) {
         let passes = if self.epilogue == Epilogue::Add { 2 } else { 1 };
         let bytes = part.len + self.rows * (self.cols + passes * to.num_outputs) * FLOAT;
-        let is_alone = self.norm.is_none() && self.epilogue == Epilogue::Store;
-        if let Some(warpgroups) = warpgroups(cuda, self.rows, part.stored).filter(|_| is_alone) {
-            // SAFETY: the caller's obligation; the part is tiles of bf16.
-            return unsafe { warpgroups.launch(cuda, (self.rows, self.cols), self.x, part.bytes, to, bytes) };
+        let (size, is_alone) = ((self.rows, self.cols), self.norm.is_none() && self.epilogue == Epilogue::Store);
+        match alone(cuda, size, part).filter(|_| is_alone) {
+            Some(Alone::Warpgroups(warpgroups)) => {
+                // SAFETY: the caller's obligation; the part is tiles of bf16.
+                return unsafe { warpgroups.launch(cuda, size, self.x, part.bytes, to, bytes) };
+            }
+            Some(Alone::Library(way)) => {
+                // SAFETY: the caller's obligation.
+                if unsafe { library::multiply(cuda, size, self.x, part, to, way) } {
+                    return;
+                }
+            }
+            None => {}
         }
         // SAFETY: the caller's obligation; the part is in the layout of its kernels.
         unsafe {
             match part.stored {
                 Stored::Tiles(tiled, _) => {
-                    let choice = cuda.forced.unwrap_or_else(|| part.tile_choice(self.rows));
+                    let choice = match cuda.forced {
+                        Some(ProductChoice::Tiles(choice)) => choice,
+                        _ => part.measured.tiles(self.rows),
+                    };
                     self.with_tiles(cuda, (tiled, choice), (part.bytes, up), to, bytes);
                 }
                 Stored::Rows(kernels) => self.with_rows(cuda, kernels, (part.bytes, up), to, bytes),
@@ -198,7 +223,7 @@ pub(super) fn norm_linear<D: Device>(
     bias: Option<&Vector<D>>,
     out: &mut Buffer<D>,
 ) {
-    if has_part_for_warpgroups(cuda, rows, matrix) {
+    if has_part_alone(cuda, rows, matrix) {
         cuda.rms_norm(rows, norm.x, norm.weight, norm.eps, norm.normed);
         return linear(cuda, rows, norm.normed, matrix, bias, out);
     }
@@ -213,7 +238,7 @@ pub(super) fn linear_add<D: Device>(
     delta: &mut Buffer<D>,
     residual: &mut Buffer<D>,
 ) {
-    if has_part_for_warpgroups(cuda, rows, matrix) {
+    if has_part_alone(cuda, rows, matrix) {
         linear(cuda, rows, x, matrix, None, delta);
         return cuda.add(rows, residual, delta);
     }
@@ -230,9 +255,9 @@ pub(super) fn norm_linear_silu_mul<D: Device>(
 ) {
     let half = out.cols();
     assert_eq!(matrix.num_rows(), 2 * half, "a gate and an up for each output");
-    let joined = matrix.only_part().filter(|part| warpgroups(cuda, rows, part.stored).is_none());
+    let joined = matrix.only_part().filter(|part| alone(cuda, (rows, matrix.cols), part).is_none());
     let Some((part, up)) = joined.and_then(|part| up_of(&part, half).map(|up| (part, up))) else {
-        // Gate and up of two types, up does not begin where a kernel could, or warpgroups multiply.
+        // Gate and up of two types, up does not begin where a kernel could, or something multiplies by itself.
         cuda.rms_norm(rows, norm.x, norm.weight, norm.eps, norm.normed);
         cuda.linear(rows, norm.normed, matrix, None, gate_up);
         return cuda.silu_mul(rows, gate_up, out);

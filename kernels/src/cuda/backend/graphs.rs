@@ -35,7 +35,7 @@ impl Kind {
 }
 
 /// Working memory that launches are told of: where it moved, they are out of date.
-pub(super) type WorkAddresses = [DevicePtr; 4];
+pub(super) type WorkAddresses = [DevicePtr; 5];
 
 /// What is known of the kinds of steps that were met.
 pub(super) struct Graphs<D: Device> {

@@ -12,6 +12,7 @@ mod constants;
 mod fused;
 mod graphs;
 mod kv_cache;
+mod library;
 mod observe;
 mod reserve;
 mod tables;
@@ -21,7 +22,7 @@ mod warpgroups;
 mod weights;
 
 pub use buffer::{Buffer, Vector};
-pub use choice::{TileChoice, TileTuning};
+pub use choice::{ProductChoice, ProductTuning, RowOrder, TileChoice};
 pub use kv_cache::KvCache;
 pub use weights::Matrix;
 
@@ -29,6 +30,7 @@ use super::device::{Argument, Device, Launch};
 use super::error::DeviceError;
 use super::kernels::Kernel;
 use super::memory::Memory;
+use crate::cpu::gemm::Shape;
 use crate::{
     AttentionParams, AttentionScheme, Backend, BackendInfo, Demand, Draw, Error, HeadLayout, KvLayout, MatrixData,
     Norm, Rope, RopeKind, ScoreStatistics, StepInputs, StepTables, Turn, WeightType,
@@ -37,6 +39,7 @@ use attention::{AttentionWork, Call};
 use buffer::{Heap, grow, to_error, zeros};
 use constants::Constants;
 use graphs::{Checks, Graphs, Kind, Plan, Recorded, WorkAddresses};
+use library::LibraryWork;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tables::DeviceTables;
@@ -51,22 +54,25 @@ pub struct Cuda<D: Device> {
     graphs: Arc<Mutex<Graphs<D>>>,
     /// Where there are such, and rows may have other bits in company.
     warpgroups: Option<Arc<Warpgroups<D>>>,
+    /// Whether the vendor's library may multiply: where there is one, and rows may have other bits in company.
+    has_library: bool,
     /// Measured choices of products, for matrices that are still to be made.
-    tuning: Arc<TileTuning>,
+    tuning: Arc<ProductTuning>,
     /// The choice of all products, whatever was measured.
-    forced: Option<TileChoice>,
+    forced: Option<ProductChoice>,
 }
 
 /// Of the same device and the same working memory.
 impl<D: Device> Clone for Cuda<D> {
     fn clone(&self) -> Self {
-        let &Cuda { ref device, ref heap, ref work, ref graphs, ref warpgroups, ref tuning, forced } = self;
+        let &Cuda { ref device, ref heap, ref work, ref graphs, ref warpgroups, has_library, ref tuning, forced } = self;
         Cuda {
             device: Arc::clone(device),
             heap: Arc::clone(heap),
             work: Arc::clone(work),
             graphs: Arc::clone(graphs),
             warpgroups: warpgroups.clone(),
+            has_library,
             tuning: Arc::clone(tuning),
             forced,
         }
@@ -79,6 +85,7 @@ struct Work<D: Device> {
     /// Token ids, rows or positions that an operation is told.
     integers: Memory<D, i32>,
     attention: AttentionWork<D>,
+    library: LibraryWork<D>,
     /// Frequencies of the pairs that turn.
     frequencies: Constants<D, f64>,
     /// `[KV heads][phi, below, above]` of the layers whose softmax has references.
@@ -120,12 +127,21 @@ impl<D: Device> Cuda<D> {
             tables: DeviceTables::new(&heap)?,
             integers: zeros(&heap, "integers of a step", INTEGERS)?,
             attention: AttentionWork::new(&heap)?,
+            library: LibraryWork::default(),
             frequencies: Constants::default(),
             softmax_references: Constants::default(),
             recording: None,
         };
-        let (graphs, warpgroups, tuning, forced) = (Arc::default(), None, Arc::default(), None);
-        Ok(Cuda { device, heap: Arc::new(heap), work: Arc::new(Mutex::new(work)), graphs, warpgroups, tuning, forced })
+        Ok(Cuda {
+            device,
+            heap: Arc::new(heap),
+            work: Arc::new(Mutex::new(work)),
+            graphs: Arc::default(),
+            warpgroups: None,
+            has_library: false,
+            tuning: Arc::default(),
+            forced: None,
+        })
     }
 
     /// Whether a row of a product has the same bits whatever rows are computed with it, as it has at first. Without that, products of
@@ -141,7 +157,20 @@ impl<D: Device> Cuda<D> {
     /// The device's, such as no memory left.
     pub fn with_exact_rows(mut self, exact_rows: bool) -> Result<Cuda<D>, DeviceError> {
         self.warpgroups = if exact_rows { None } else { Warpgroups::new(&self)?.map(Arc::new) };
+        self.has_library = false;
         // Steps that were recorded have the launches of before.
+        self.forget_steps();
+        Ok(self)
+    }
+
+    /// Lets the vendor's library multiply as well, where measurements chose it: then rows have other bits in company, as they may have
+    /// without exact rows. It is given what it takes in bfloat16, quantized weights too.
+    ///
+    /// # Errors
+    /// When there is no such library, with the reason.
+    pub fn with_library(mut self) -> Result<Cuda<D>, DeviceError> {
+        self.device.library()?;
+        self.has_library = true;
         self.forget_steps();
         Ok(self)
     }
@@ -153,17 +182,30 @@ impl<D: Device> Cuda<D> {
 
     /// Whether a row has the same bits whatever rows are computed with it.
     pub fn has_exact_rows(&self) -> bool {
-        self.warpgroups.is_none()
+        self.warpgroups.is_none() && !self.has_library
     }
 
-    /// Multiplies with matrices that are made from now on as was measured. It decides no bit.
-    pub fn with_tuning(self, tuning: TileTuning) -> Cuda<D> {
+    /// Multiplies with matrices that are made from now on as was measured. It decides no bit of exact rows.
+    pub fn with_tuning(self, tuning: ProductTuning) -> Cuda<D> {
         Cuda { tuning: Arc::new(tuning), ..self }
     }
 
-    /// Launches every product with tiles in this way, or again as was measured; for measurements. It decides no bit.
-    pub fn force_choice(&mut self, choice: Option<TileChoice>) {
+    /// Computes every product with tiles in this way, where that is offered, or again as was measured; for measurements.
+    pub fn force_choice(&mut self, choice: Option<ProductChoice>) {
         self.forced = choice;
+    }
+
+    /// What can be chosen for products of that many rows with a matrix, the built-in rule first: none where it has no tiles. Not in
+    /// every order of sums, unless rows may have other bits in company.
+    pub fn choices(&self, shape: Shape, rows: usize) -> Vec<ProductChoice> {
+        let Some(tiled) = TiledType::of(shape.weight_type, shape.inputs) else { return Vec::new() };
+        let of_tiles = TileChoice::candidates(rows).into_iter().map(ProductChoice::Tiles);
+        let others = ProductChoice::of_other_orders().into_iter().filter(|choice| match choice {
+            ProductChoice::Tiles(_) => false,
+            ProductChoice::Warpgroups => tiled.has_warpgroups && self.warpgroups.is_some(),
+            ProductChoice::Library(_) => self.has_library && library::has(tiled, shape.inputs),
+        });
+        of_tiles.chain(others.filter(|_| rows >= warpgroups::LEAST_ROWS)).collect()
     }
 
     /// The device.
@@ -219,7 +261,7 @@ impl<D: Device> Work<D> {
     /// Where all memory is that launches of a step are told of, but for what the caller of an operation owns.
     fn addresses(&self) -> WorkAddresses {
         let [states, tickets] = self.attention.addresses();
-        [self.tables.address(), self.integers.address(), states, tickets]
+        [self.tables.address(), self.integers.address(), states, tickets, self.library.address()]
     }
 
     /// Frequencies on the device.

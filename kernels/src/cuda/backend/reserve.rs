@@ -3,6 +3,7 @@
 use super::attention::{most_shared, state_floats};
 use super::buffer::Heap;
 use super::kv_cache::{block_bytes, stored};
+use super::library::LibraryWork;
 use super::tables::DeviceTables;
 use super::weights::Matrix;
 use super::{Cuda, INTEGERS};
@@ -32,6 +33,9 @@ pub(super) fn reserve<D: Device>(cuda: &Cuda<D>, demand: &Demand<'_>) -> Result<
         floats(integers.next_power_of_two()),
         CONSTANT_BYTES,
     ];
+    // Rows of x for the library of products.
+    let most_cols = matrices.iter().flatten().map(|&(_, _, cols)| cols).max().unwrap_or(0);
+    let of_library = max_rows.saturating_mul(most_cols);
     let of_cache = block_bytes(cache).saturating_mul(cache.num_blocks).saturating_mul(cache.num_layers);
     let parts = [
         sum(&mut matrices.iter().map(|parts| Matrix::<D>::bytes_of(parts))),
@@ -41,11 +45,15 @@ pub(super) fn reserve<D: Device>(cuda: &Cuda<D>, demand: &Demand<'_>) -> Result<
         // Its counts.
         floats(cache.num_layers),
         sum(&mut of_work.into_iter()),
+        if cuda.has_library { LibraryWork::<D>::bytes(of_library) } else { 0 },
     ];
     cuda.heap.reserve(sum(&mut parts.into_iter()))?;
     let heap: &Heap<D> = &cuda.heap;
     let mut work = cuda.work();
     work.attention.reserve(heap, states, heads.head_dim, tickets)?;
     work.tables.reserve(heap, max_rows, blocks)?;
+    if cuda.has_library {
+        work.library.reserve(heap, of_library)?;
+    }
     super::buffer::grow(&mut work.integers, heap, "integers of a step", integers)
 }

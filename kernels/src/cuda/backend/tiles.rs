@@ -30,6 +30,8 @@ pub(super) struct TiledType {
     has_runs_of_16: bool,
     /// Whether `gemm_wgmma.cu` has products with it.
     pub(super) has_warpgroups: bool,
+    /// What makes rows of bf16 of its tiles, where a library's products may have them.
+    pub(super) expand: Option<Kernel>,
 }
 
 /// `tiled!(name)`: the kernels of a type.
@@ -42,6 +44,7 @@ macro_rules! tiled {
             has_minimum: false,
             has_runs_of_16: false,
             has_warpgroups: false,
+            expand: None,
         }
     };
 }
@@ -86,6 +89,20 @@ impl TiledType {
             matches!(weight_type, WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4_K | WeightType::Q5_K);
         tiled.has_runs_of_16 = weight_type == WeightType::Q6_K;
         tiled.has_warpgroups = weight_type == WeightType::BF16;
+        tiled.expand = match weight_type {
+            WeightType::BF16 => Some(Kernel::ExpandBf16),
+            WeightType::Q4_0 => Some(Kernel::ExpandQ4_0),
+            WeightType::Q4_1 => Some(Kernel::ExpandQ4_1),
+            WeightType::Q5_0 => Some(Kernel::ExpandQ5_0),
+            WeightType::Q5_1 => Some(Kernel::ExpandQ5_1),
+            WeightType::Q8_0 => Some(Kernel::ExpandQ8_0),
+            WeightType::Q4_K => Some(Kernel::ExpandQ4K),
+            WeightType::Q5_K => Some(Kernel::ExpandQ5K),
+            WeightType::Q6_K => Some(Kernel::ExpandQ6K),
+            // Rounded to bf16 it would lose what it is chosen for.
+            WeightType::F16 => None,
+            WeightType::F32 | WeightType::Q2_K | WeightType::Q3_K => None,
+        };
         (cols > 0 && cols.is_multiple_of(2)).then_some(tiled)
     }
 }

@@ -3,7 +3,7 @@
 
 use super::Cuda;
 use super::buffer::{to_error, zeros};
-use super::choice::{Crossings, TileChoice, choose};
+use super::choice::Measured;
 use super::tiles::{PANEL, TiledType, make_tiles, panel_bytes};
 use crate::cpu::gemm::Shape;
 use crate::cuda::device::{Argument, Device};
@@ -61,8 +61,8 @@ struct Part<D: Device> {
     rows: usize,
     row_bytes: usize,
     bytes: Memory<D, u8>,
-    /// Measured choices of its products.
-    crossings: Crossings,
+    /// What was measured of its products.
+    measured: Measured,
 }
 
 /// A [`Part`] as launches want it.
@@ -76,15 +76,10 @@ pub(super) struct PartView<'a> {
     pub(super) bytes: Argument,
     /// Bytes that it has in memory.
     pub(super) len: usize,
-    crossings: &'a Crossings,
+    pub(super) measured: &'a Measured,
 }
 
 impl PartView<'_> {
-    /// How products of so many rows with its tiles are launched.
-    pub(super) fn tile_choice(&self, rows: usize) -> TileChoice {
-        choose(self.crossings, rows)
-    }
-
     /// The kernel that looks rows up, and how many columns a block of it has.
     pub(super) fn embed_kernel(&self) -> (Kernel, usize) {
         match self.stored {
@@ -122,8 +117,8 @@ impl<D: Device> Matrix<D> {
                 }
                 None => (Stored::Rows(RowKernels::of(weight_type, cols)), as_they_are(cuda, &file).map_err(to_error)?),
             };
-            let crossings = cuda.tuning.crossings(Shape { weight_type, outputs: rows, inputs: cols });
-            Ok(Part { stored, rows, row_bytes, bytes, crossings })
+            let measured = cuda.tuning.of(Shape { weight_type, outputs: rows, inputs: cols });
+            Ok(Part { stored, rows, row_bytes, bytes, measured })
         };
         Ok(Matrix { parts: parts.map(part).collect::<Result<_, Error>>()?, cols })
     }
@@ -146,10 +141,10 @@ impl<D: Device> Matrix<D> {
     pub(super) fn parts(&self) -> impl Iterator<Item = PartView<'_>> {
         let mut first = 0;
         self.parts.iter().map(move |part| {
-            let &Part { stored, rows, row_bytes, ref bytes, ref crossings } = part;
+            let &Part { stored, rows, row_bytes, ref bytes, ref measured } = part;
             first += rows;
             let (len, bytes) = (bytes.len(), Argument::Pointer(bytes.address()));
-            PartView { stored, first: first - rows, rows, row_bytes, bytes, len, crossings }
+            PartView { stored, first: first - rows, rows, row_bytes, bytes, len, measured }
         })
     }
 
