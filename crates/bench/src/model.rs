@@ -28,7 +28,7 @@ pub enum Fill {
     Random,
 }
 
-/// The load options that `cases` need: cache for the largest of them, logits for the widest batch.
+/// The load options that `cases` need: cache for the largest of them, of float16, and logits for the widest batch.
 pub fn load_options(cases: &[Case], attention: AttentionScheme) -> LoadOptions {
     let blocks = |case: &Case| case.num_sequences() * case.context_len().div_ceil(BLOCK_SIZE);
     LoadOptions {

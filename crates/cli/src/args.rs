@@ -18,11 +18,12 @@ pub(crate) use kv::KvKind;
 pub(crate) use selftest::SelftestArgs;
 pub(crate) use tune::TuneArgs;
 
+use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
 use taper_engine::{InvalidParam, ItlTarget, SamplingParams};
-use taper_kernels::{Activations, AttentionScheme};
+use taper_kernels::{Activations, AttentionScheme, KvDtype};
 
 /// A language-model server for one machine: low latency per token, the same answer every time.
 #[derive(Debug, Parser)]
@@ -104,6 +105,25 @@ pub(crate) struct ModelArgs {
     /// been run for the model, else `bounded`.
     #[arg(long, value_enum, default_value_t = SoftmaxKind::Auto, env = "TAPER_SOFTMAX")]
     pub(crate) softmax: SoftmaxKind,
+
+    /// What keys and values are stored as: with fewer bytes each, the same memory remembers more. A draft model's are the
+    /// default [default: f16, on a GPU bf16].
+    #[arg(long, value_enum, value_name = "TYPE", env = "TAPER_KV_CACHE_DTYPE")]
+    pub(crate) kv_cache_dtype: Option<KvKind>,
+}
+
+impl ModelArgs {
+    /// What keys and values are stored as.
+    ///
+    /// # Errors
+    /// When the device, or the reference, would store something else than was asked for.
+    pub(crate) fn kv_dtype(&self) -> Result<KvDtype> {
+        let Some(kind) = self.kv_cache_dtype else { return Ok(KvKind::default_of(self.device.device)) };
+        if kind != KvKind::F32 && self.backend == BackendKind::Reference {
+            bail!("--kv-cache-dtype: the reference stores float32 alone");
+        }
+        kind.dtype(self.device.device).context("--kv-cache-dtype")
+    }
 }
 
 /// Whether the order of sums may depend on how many rows are computed together.

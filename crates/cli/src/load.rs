@@ -16,7 +16,7 @@ use taper_checkpoint::Checkpoint;
 use taper_engine::{DiskCache, Engine, EngineConfig, EngineHandle, EngineParts, ModelRunner, Runner, file_digest};
 use taper_hub::{Hub, ModelName, Progress, ResolvedModel};
 use taper_kernels::cuda::{Cuda, Driver, ProductTuning};
-use taper_kernels::{BLOCK_SIZE, Backend, Cpu, CpuConfig, Reference};
+use taper_kernels::{BLOCK_SIZE, Backend, Cpu, CpuConfig, KvDtype, Reference};
 use taper_models::{Llama, LoadOptions, ModelConfig};
 use taper_text::{ChatTemplate, Tokenizer};
 
@@ -160,6 +160,7 @@ struct IntoRunners<'a> {
     /// Of the model's file, where blocks are to outlive this program.
     digest: Option<String>,
     draft: Option<&'a Checkpoint>,
+    draft_kv_dtype: KvDtype,
     max_batch: usize,
     progress: &'a dyn Progress,
 }
@@ -180,7 +181,7 @@ impl ModelTask for IntoRunners<'_> {
         }
         // The two take turns on the same threads.
         let load_draft = |checkpoint| -> Result<Box<dyn Runner>> {
-            let options = draft::options(&model, self.max_batch);
+            let options = draft::options(&model, self.max_batch, self.draft_kv_dtype);
             let mut draft = load_network(model.backend().clone(), checkpoint, options, self.progress)?;
             let bytes = draft.num_blocks() * BLOCK_SIZE * draft.kv_bytes_per_token();
             let bytes = BinaryBytes(bytes as u64);
@@ -210,11 +211,7 @@ pub(crate) fn load_engine(
 ) -> Result<Loaded> {
     // A template that cannot be had should not wait for the weights.
     let chosen = context.chat_template.as_deref().map(chosen_template).transpose()?;
-    let kv_dtype = engine.kv_cache_dtype.map(|kind| kind.dtype(args.device.device)).transpose();
-    let kv_dtype = kv_dtype.context("--kv-cache-dtype")?.unwrap_or_default();
-    if engine.kv_cache_dtype.is_some_and(|kind| kind != KvKind::F32) && args.backend == BackendKind::Reference {
-        bail!("--kv-cache-dtype: the reference stores float32 alone");
-    }
+    let kv_dtype = args.kv_dtype()?;
     let ResolvedModel { path, id } = resolve(&args.model, progress)?;
     let checkpoint = open(&path)?;
     let tokenizer = tokenizer(&checkpoint)?;
@@ -244,7 +241,13 @@ pub(crate) fn load_engine(
     let digest = engine.cache_dir.as_deref().map(|folder| file_digest(&path, folder)).transpose();
     let digest = digest.with_context(|| format!("cannot read {}", path.display()))?;
     let draft = engine.draft_model.as_deref().map(|name| draft::open(name, &tokenizer, progress)).transpose()?;
-    let task = IntoRunners { digest, draft: draft.as_ref(), max_batch: config.max_batch, progress };
+    let task = IntoRunners {
+        digest,
+        draft: draft.as_ref(),
+        draft_kv_dtype: KvKind::default_of(args.device.device),
+        max_batch: config.max_batch,
+        progress,
+    };
     let Runners { runner, draft, numerics_class } = with_model(args, &checkpoint, options, progress, task)?;
     let open = |folder: &PathBuf| {
         DiskCache::open(folder, &runner.identity(), runner.block_bytes(), engine.cache_dir_size as u64)

@@ -42,6 +42,7 @@ impl CalibrateArgs {
             backend: BackendKind::Cpu,
             attention: AttentionKind::Splitkv,
             softmax: SoftmaxKind::Online,
+            kv_cache_dtype: None,
         }
     }
 }

@@ -1,6 +1,5 @@
 //! What the engine is told: how much it may remember, and how it shares the machine.
 
-use super::KvKind;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
@@ -14,11 +13,6 @@ pub(crate) struct EngineArgs {
     /// a quarter of the free memory holds them].
     #[arg(long, value_name = "SIZE", value_parser = size, env = "TAPER_KV_CACHE_SIZE")]
     pub(crate) kv_cache_size: Option<usize>,
-
-    /// What keys and values are stored as: with fewer bytes each, the same memory remembers more. A draft model's are float16
-    /// [default: f16].
-    #[arg(long, value_enum, value_name = "TYPE", env = "TAPER_KV_CACHE_DTYPE")]
-    pub(crate) kv_cache_dtype: Option<KvKind>,
 
     /// Folder where keys and values of prompts outlive this program, so that the next start answers known ones sooner.
     #[arg(long, value_name = "DIR", env = "TAPER_CACHE_DIR")]

@@ -22,6 +22,15 @@ pub(crate) enum KvKind {
 }
 
 impl KvKind {
+    /// What a device stores where nothing is asked for. On a GPU it is bfloat16: with that the softmax has fixed references on tensor
+    /// cores.
+    pub(crate) fn default_of(device: Device) -> KvDtype {
+        match device {
+            Device::Cuda(_) => KvDtype::BF16,
+            Device::Auto | Device::Cpu => KvDtype::F16,
+        }
+    }
+
     /// What this device is asked for.
     ///
     /// # Errors

@@ -28,6 +28,7 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<()> {
         context_len: Some(ctx),
         num_blocks: Some(ctx.div_ceil(BLOCK_SIZE)),
         max_logit_rows: 1,
+        kv_dtype: args.model_args().kv_dtype()?,
         ..LoadOptions::default()
     };
     let num_tokens = tokens.len();

@@ -61,6 +61,7 @@ pub(crate) fn run(args: &PerplexityArgs) -> Result<()> {
         max_rows: STEP_ROWS,
         max_logit_rows: STEP_ROWS,
         attention: args.model.attention.scheme(),
+        kv_dtype: args.model.kv_dtype()?,
         ..LoadOptions::default()
     };
     let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());

@@ -4,7 +4,7 @@ use super::{open as open_file, resolve, tokenizer};
 use anyhow::{Result, bail};
 use taper_checkpoint::Checkpoint;
 use taper_hub::Progress;
-use taper_kernels::Backend;
+use taper_kernels::{Backend, KvDtype};
 use taper_models::{Llama, LoadOptions};
 use taper_text::Tokenizer;
 
@@ -31,12 +31,13 @@ fn check_vocabulary(name: &str, small: &Tokenizer, large: &Tokenizer) -> Result<
 }
 
 /// As many positions as the large model has, for as many sequences.
-pub(super) fn options<B: Backend>(large: &Llama<B>, max_batch: usize) -> LoadOptions {
+pub(super) fn options<B: Backend>(large: &Llama<B>, max_batch: usize, kv_dtype: KvDtype) -> LoadOptions {
     LoadOptions {
         context_len: Some(large.context_len()),
         num_blocks: Some(large.num_blocks()),
         max_logit_rows: max_batch,
         max_rows: LoadOptions::default().max_rows.max(max_batch),
+        kv_dtype,
         ..LoadOptions::default()
     }
 }

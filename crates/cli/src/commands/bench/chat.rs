@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use taper_bench::chat::{self, Conversation, Script};
 use taper_bench::params;
 use taper_kernels::{Backend, BackendInfo};
-use taper_models::{Llama, ModelConfig};
+use taper_models::{Llama, LoadOptions, ModelConfig};
 
 pub(crate) fn run(args: &BenchChatArgs) -> Result<()> {
     try_to_write(&args.output)?;
@@ -27,7 +27,8 @@ pub(crate) fn run(args: &BenchChatArgs) -> Result<()> {
              or an --answer"
         );
     }
-    let options = script.load_options(args.model.attention.scheme());
+    let kv_dtype = args.model.kv_dtype()?;
+    let options = LoadOptions { kv_dtype, ..script.load_options(args.model.attention.scheme()) };
     let conversation = |activations| {
         let args = ModelArgs { activations, ..args.model.clone() };
         load::with_model(&args, &checkpoint, options, &progress, Hold(script))

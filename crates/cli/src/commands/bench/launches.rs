@@ -10,7 +10,7 @@ use comfy_table::CellAlignment;
 use indicatif::BinaryBytes;
 use serde::Serialize;
 use std::sync::Arc;
-use taper_kernels::BLOCK_SIZE;
+use taper_kernels::{BLOCK_SIZE, KvDtype};
 use taper_kernels::cuda::{Cuda, DeviceProperties, Recorded, Recorder};
 use taper_models::{LoadOptions, LogitRows, ModelConfig, SequenceSlice};
 
@@ -38,6 +38,8 @@ pub(crate) fn run(args: &BenchLaunchesArgs) -> Result<()> {
         num_blocks: Some(args.batch * blocks_each),
         max_rows: args.batch,
         max_logit_rows: args.batch,
+        // As a GPU has by default.
+        kv_dtype: KvDtype::BF16,
         ..LoadOptions::default()
     };
     let device = Arc::new(Recorder::new(h200()));

@@ -12,7 +12,7 @@ use taper_bench::model::{self, ModelCase};
 use taper_bench::{Case, Measurement, Peer, Setup, figure, params};
 use taper_kernels::cuda::{Cuda, Driver, NUMERICS_CLASS_BY_ROWS};
 use taper_kernels::{AttentionScheme, Backend};
-use taper_models::{Llama, ModelConfig, ModelSoftmax};
+use taper_models::{Llama, LoadOptions, ModelConfig, ModelSoftmax};
 
 pub(crate) fn run(args: &BenchModelArgs) -> Result<()> {
     try_to_write(&args.output)?;
@@ -30,7 +30,8 @@ pub(crate) fn run(args: &BenchModelArgs) -> Result<()> {
         bail!("{name} needs a context of {} tokens, and the model was made for {limit}", case.context_len());
     }
     let plain: Vec<Case> = cases.iter().map(|named| named.case).collect();
-    let options = model::load_options(&plain, args.model.attention.scheme());
+    let kv_dtype = args.model.kv_dtype()?;
+    let options = LoadOptions { kv_dtype, ..model::load_options(&plain, args.model.attention.scheme()) };
     let task = Measure { args, cases, path: &resolved.path, candle, gpu: None };
     load::with_model(&args.model, &checkpoint, options, &progress, task)
 }
