@@ -7,6 +7,8 @@ use taper_testkit::thin::thinned;
 
 pub(crate) fn suite<B: Backend>(backend: &B) {
     draws_give_the_same_tokens(backend);
+    the_ends_of_what_can_be_asked_for_give_the_same_tokens(backend);
+    a_large_vocabulary_gives_the_same_tokens(backend);
     rows_that_are_no_distributions_give_none(backend);
 }
 
@@ -41,6 +43,44 @@ fn draws_give_the_same_tokens<B: Backend>(backend: &B) {
         }
     }
     assert!(choose(backend, 4, &[0.0; 8], &[]).is_none_or(|tokens| tokens.is_empty()), "nothing is asked for");
+}
+
+fn the_ends_of_what_can_be_asked_for_give_the_same_tokens<B: Backend>(backend: &B) {
+    const COLS: usize = 301;
+    const PLAIN: Draw = Draw { temperature: 1.0, min_p: 0.0, top_k: 0, top_p: 1.0, unit: 0 };
+    let logits = SplitMix::new(71).normals(COLS, 2.0);
+    let kinds = [
+        Draw { top_k: 1, ..PLAIN },
+        Draw { top_k: COLS as u32, ..PLAIN },
+        Draw { top_k: u32::MAX, ..PLAIN },
+        Draw { min_p: 1.0, ..PLAIN },
+        Draw { top_p: 0.0, ..PLAIN },
+        Draw { top_p: f32::MIN_POSITIVE, ..PLAIN },
+        Draw { top_p: 0.999_999_94, ..PLAIN },
+        Draw { temperature: 1e-38, ..PLAIN },
+        Draw { temperature: 1e30, ..PLAIN },
+        Draw { temperature: 1e30, min_p: 1.0, top_k: 7, top_p: 0.5, ..PLAIN },
+    ];
+    let units = [0, 1, u64::MAX / 3, u64::MAX];
+    let draws: Vec<(usize, Draw)> =
+        kinds.into_iter().flat_map(|kind| units.map(|unit| (0, Draw { unit, ..kind }))).collect();
+    if let Some(tokens) = choose(backend, COLS, &logits, &draws) {
+        let expected = choose(&Reference::new(), COLS, &logits, &draws).unwrap();
+        for ((draw, token), expected) in draws.iter().zip(tokens).zip(expected) {
+            assert_eq!(token, expected, "{draw:?}");
+        }
+    }
+}
+
+fn a_large_vocabulary_gives_the_same_tokens<B: Backend>(backend: &B) {
+    const COLS: usize = 128_256;
+    let logits = SplitMix::new(72).normals(COLS, 2.0);
+    let draw = Draw { temperature: 0.8, min_p: 0.0, top_k: 4000, top_p: 0.9, unit: u64::MAX / 7 * 5 };
+    let plain = Draw { top_k: 0, top_p: 1.0, ..draw };
+    let draws: Vec<(usize, Draw)> = thinned([(0, draw), (0, plain)], 2).into_iter().collect();
+    if let Some(tokens) = choose(backend, COLS, &logits, &draws) {
+        assert_eq!(Some(tokens), choose(&Reference::new(), COLS, &logits, &draws));
+    }
 }
 
 fn rows_that_are_no_distributions_give_none<B: Backend>(backend: &B) {

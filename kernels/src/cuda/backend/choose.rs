@@ -53,3 +53,25 @@ pub(super) fn choose<D: Device>(
     tokens.extend(chosen.into_iter().map(|token| u32::try_from(token).ok()));
     Ok(true)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Backend;
+    use crate::cuda::{DeviceProperties, Recorder};
+    use std::sync::Arc;
+
+    #[test]
+    fn more_tokens_than_masses_can_be_added_of_are_left_to_the_host() {
+        let properties =
+            DeviceProperties { name: String::new(), multiprocessors: 4, shared_bytes_per_block: 227 << 10, l2_bytes: 0 };
+        let cuda = Cuda::new(Arc::new(Recorder::new(properties))).unwrap();
+        let draw = Draw { temperature: 1.0, min_p: 0.0, top_k: 0, top_p: 1.0, unit: 0 };
+        for (vocab, is_drawn) in [(MAX_VOCAB, true), (MAX_VOCAB + 1, false)] {
+            let logits = cuda.buffer(1, vocab).unwrap();
+            cuda.device().take();
+            assert_eq!(cuda.choose(&logits, &[(0, draw)], &mut Vec::new()), is_drawn);
+            assert_eq!(cuda.device().take().len(), usize::from(is_drawn));
+        }
+    }
+}
