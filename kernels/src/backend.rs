@@ -442,6 +442,19 @@ pub trait Backend: Send + Sync + 'static {
     }
     /// Allocates zeroed activations.
     fn buffer(&self, rows: usize, cols: usize) -> Result<Self::Buffer, Error>;
+    /// Activations `[values.len() / cols, cols]` with these values, for tests and measurements: a step's are computed. A backend's memory
+    /// is its own, so they go through a table whose rows are looked up.
+    ///
+    /// # Errors
+    /// When there is not so much memory.
+    fn buffer_of(&self, cols: usize, values: &[f32]) -> Result<Self::Buffer, Error> {
+        let rows = values.len() / cols;
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let table = self.matrix(&[MatrixData { weight_type: WeightType::F32, rows, cols, bytes: &bytes }])?;
+        let mut buffer = self.buffer(rows, cols)?;
+        self.embed(&table, &(0..rows as u32).collect::<Vec<_>>(), &mut buffer);
+        Ok(buffer)
+    }
     /// Prepares a matrix of stacked parts (at least one, all with the same `cols`). Quantized blocks stay quantized.
     fn matrix(&self, parts: &[MatrixData<'_>]) -> Result<Self::Matrix, Error>;
     /// Bytes that one full read of the matrix moves.

@@ -89,14 +89,14 @@ fn choose<B: Backend>(backend: &B) -> Result<Option<Check>, Error> {
         }
     }
     let mut tokens = Vec::new();
-    if !backend.choose(&upload(backend, COLS, &logits)?, &draws, &mut tokens) {
+    if !backend.choose(&backend.buffer_of(COLS, &logits)?, &draws, &mut tokens) {
         return Ok(None);
     }
     let as_floats =
         |tokens: &[Option<u32>]| tokens.iter().map(|token| token.map_or(-1.0, |token| token as f32)).collect();
     let actual: Vec<f32> = as_floats(&tokens);
     let expected = |reference: &Reference| {
-        reference.choose(&upload(reference, COLS, &logits)?, &draws, &mut tokens);
+        reference.choose(&reference.buffer_of(COLS, &logits)?, &draws, &mut tokens);
         Ok(as_floats(&tokens))
     };
     check("tokens drawn".into(), 0.0, backend, |_| Ok(actual), expected).map(Some)
@@ -123,16 +123,6 @@ macro_rules! check {
     ($name:expr, $tolerance:expr, $backend:expr, |$b:ident| $body:expr) => {
         check($name, $tolerance, $backend, |$b| $body, |$b| $body)
     };
-}
-
-/// A buffer with these contents: rows of an embedding table are the way in.
-fn upload<B: Backend>(backend: &B, cols: usize, values: &[f32]) -> Result<B::Buffer, Error> {
-    let rows = values.len() / cols;
-    let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-    let table = backend.matrix(&[MatrixData { weight_type: WeightType::F32, rows, cols, bytes: &bytes }])?;
-    let mut buffer = backend.buffer(rows, cols)?;
-    backend.embed(&table, &(0..rows as u32).collect::<Vec<_>>(), &mut buffer);
-    Ok(buffer)
 }
 
 fn download<B: Backend>(backend: &B, buffer: &B::Buffer, rows: usize, cols: usize) -> Vec<f32> {
@@ -165,7 +155,7 @@ fn linear<B: Backend>(
     let name = format!("linear {weight_type:?}, {rows} rows of {inputs} to {outputs}");
     check!(name, tolerance, backend, |b| {
         let matrix = b.matrix(&[MatrixData { weight_type, rows: outputs, cols: inputs, bytes: &bytes }])?;
-        let (x, bias, mut out) = (upload(b, inputs, &x)?, b.vector(&bias)?, b.buffer(rows, outputs)?);
+        let (x, bias, mut out) = (b.buffer_of(inputs, &x)?, b.vector(&bias)?, b.buffer(rows, outputs)?);
         b.linear(rows, &x, &matrix, Some(&bias), &mut out);
         Ok(download(b, &out, rows, outputs))
     })
@@ -176,7 +166,7 @@ fn norms<B: Backend>(backend: &B) -> Result<Check, Error> {
     let mut random = Random::new(2);
     let (x, weight) = (random.normals(rows * cols), random.normals(cols));
     check!("rms_norm".into(), 1e-5, backend, |b| {
-        let (x, weight, mut out) = (upload(b, cols, &x)?, b.vector(&weight)?, b.buffer(rows, cols)?);
+        let (x, weight, mut out) = (b.buffer_of(cols, &x)?, b.vector(&weight)?, b.buffer(rows, cols)?);
         b.rms_norm(rows, &x, &weight, 1e-5, &mut out);
         Ok(download(b, &out, rows, cols))
     })
@@ -188,7 +178,7 @@ fn qk_norm<B: Backend>(backend: &B) -> Result<Check, Error> {
     let mut random = Random::new(3);
     let (qkv, q, k) = (random.normals(rows * width), random.normals(HEADS.head_dim), random.normals(HEADS.head_dim));
     check!("qk_norm".into(), 1e-5, backend, |b| {
-        let (mut qkv, q, k) = (upload(b, width, &qkv)?, b.vector(&q)?, b.vector(&k)?);
+        let (mut qkv, q, k) = (b.buffer_of(width, &qkv)?, b.vector(&q)?, b.vector(&k)?);
         b.qk_norm(rows, &mut qkv, HEADS, &q, &k, 1e-6);
         Ok(download(b, &qkv, rows, width))
     })
@@ -198,7 +188,7 @@ fn silu_mul<B: Backend>(backend: &B) -> Result<Check, Error> {
     let (rows, cols) = (4, 333);
     let gate_up = Random::new(4).normals(rows * 2 * cols);
     check!("silu_mul".into(), 1e-5, backend, |b| {
-        let (gate_up, mut out) = (upload(b, 2 * cols, &gate_up)?, b.buffer(rows, cols)?);
+        let (gate_up, mut out) = (b.buffer_of(2 * cols, &gate_up)?, b.buffer(rows, cols)?);
         b.silu_mul(rows, &gate_up, &mut out);
         Ok(download(b, &out, rows, cols))
     })
@@ -209,7 +199,7 @@ fn additions<B: Backend>(backend: &B) -> Result<Check, Error> {
     let mut random = Random::new(5);
     let (x, delta) = (random.normals(rows * cols), random.normals(rows * cols));
     check!("embed, add, gather_rows".into(), 0.0, backend, |b| {
-        let (mut x, delta, mut out) = (upload(b, cols, &x)?, upload(b, cols, &delta)?, b.buffer(3, cols)?);
+        let (mut x, delta, mut out) = (b.buffer_of(cols, &x)?, b.buffer_of(cols, &delta)?, b.buffer(3, cols)?);
         b.add(rows, &mut x, &delta);
         b.gather_rows(&x, &[5, 0, 5], &mut out);
         Ok(download(b, &out, 3, cols))
@@ -256,7 +246,7 @@ fn attention<B: Backend>(
                 spans: vec![SequenceSpan { rows: 0..rows.len(), context_len: rows.end, blocks: 0..num_blocks }],
                 block_tables: (0..num_blocks as u32).collect(),
             };
-            let mut qkv = upload(b, width, &qkv[rows.start * width..rows.end * width])?;
+            let mut qkv = b.buffer_of(width, &qkv[rows.start * width..rows.end * width])?;
             let mut angles = b.buffer(rows.len(), HEADS.head_dim)?;
             let mut out = b.buffer(rows.len(), HEADS.q_width())?;
             b.rope_angles(&rope, &step.positions, &mut angles);

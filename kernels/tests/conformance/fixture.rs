@@ -3,20 +3,14 @@
 use half::{bf16, f16};
 use std::ops::Range;
 use taper_kernels::{
-    AttentionParams, AttentionScheme, BLOCK_SIZE, Backend, HeadLayout, KvDtype, KvLayout, MatrixData, Rope, RopeKind,
-    SequenceSpan, Softmax, StepTables, UnifiedRange, WeightType,
+    AttentionParams, AttentionScheme, BLOCK_SIZE, Backend, HeadLayout, KvDtype, KvLayout, Rope, RopeKind,
+    SequenceSpan, Softmax, StepTables, UnifiedRange,
 };
 use taper_testkit::rng::SplitMix;
 
-/// A buffer with these contents. An embedding of float32 rows is the only way in, and a copy.
+/// A buffer with these contents.
 pub(crate) fn upload<B: Backend>(backend: &B, cols: usize, values: &[f32]) -> B::Buffer {
-    let rows = values.len() / cols;
-    let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-    let data = MatrixData { weight_type: WeightType::F32, rows, cols, bytes: &bytes };
-    let table = backend.matrix(&[data]).unwrap();
-    let mut buffer = backend.buffer(rows, cols).unwrap();
-    backend.embed(&table, &(0..rows as u32).collect::<Vec<_>>(), &mut buffer);
-    buffer
+    backend.buffer_of(cols, values).unwrap()
 }
 
 /// The leading rows of a buffer.

@@ -41,12 +41,8 @@ impl<B: Backend> Llama<B> {
 
 /// `[DISTINCT, cols]` of the numbers that `next` gives.
 fn random_rows<B: Backend>(backend: &B, cols: usize, next: &mut dyn FnMut() -> f32) -> Result<B::Buffer, Error> {
-    let bytes: Vec<u8> = (0..DISTINCT * cols).flat_map(|_| next().to_le_bytes()).collect();
-    // A backend's memory is its own; looking up rows of a table is how numbers get there.
-    let table = backend.matrix(&[MatrixData { weight_type: WeightType::F32, rows: DISTINCT, cols, bytes: &bytes }])?;
-    let mut rows = backend.buffer(DISTINCT, cols)?;
-    backend.embed(&table, &(0..DISTINCT as u32).collect::<Vec<_>>(), &mut rows);
-    Ok(rows)
+    let values: Vec<f32> = (0..DISTINCT * cols).map(|_| next()).collect();
+    Ok(backend.buffer_of(cols, &values)?)
 }
 
 #[cfg(test)]

@@ -44,10 +44,8 @@ impl<D: Device> GpuProducts<D> {
         let bytes = vec![0x3c; matrix_bytes];
         let data = MatrixData { weight_type, rows: outputs, cols: inputs, bytes: &bytes };
         let ring = (0..count).map(|_| cuda.matrix(&[data])).collect::<Result<Vec<_>, _>>()?;
-        let mut x = cuda.buffer(most_rows, inputs)?;
-        let row: Vec<u8> = (0..inputs).flat_map(|i| ((i % 61) as f32 / 30.0 - 1.0).to_le_bytes()).collect();
-        let row = MatrixData { weight_type: WeightType::F32, rows: 1, cols: inputs, bytes: &row };
-        cuda.embed(&cuda.matrix(&[row])?, &vec![0; most_rows], &mut x);
+        let values: Vec<f32> = (0..most_rows * inputs).map(|i| (i % inputs % 61) as f32 / 30.0 - 1.0).collect();
+        let x = cuda.buffer_of(inputs, &values)?;
         Ok(GpuProducts { cuda: cuda.clone(), shape, ring, x, out: cuda.buffer(most_rows, outputs)? })
     }
 

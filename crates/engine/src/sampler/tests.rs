@@ -251,12 +251,7 @@ fn a_draw_is_what_the_sampler_chooses() {
 
 /// A row of logits as the reference has it.
 fn row(logits: &[f32]) -> <Reference as Backend>::Buffer {
-    let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
-    let (backend, cols) = (Reference::new(), logits.len());
-    let table = MatrixData { weight_type: WeightType::F32, rows: 1, cols, bytes: &bytes };
-    let mut buffer = backend.buffer(1, cols).unwrap();
-    backend.embed(&backend.matrix(&[table]).unwrap(), &[0], &mut buffer);
-    buffer
+    Reference::new().buffer_of(logits.len(), logits).unwrap()
 }
 
 #[test]
