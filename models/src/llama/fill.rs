@@ -2,7 +2,7 @@
 
 use super::Llama;
 use crate::{Error, LogitRows, SequenceSlice};
-use taper_kernels::{AttentionParams, Backend, HeadLayout, MatrixData, Softmax, WeightType};
+use taper_kernels::{AttentionParams, Backend, HeadLayout, Softmax};
 
 /// Distinct rows of keys and values; positions still differ, because keys are turned by theirs.
 const DISTINCT: usize = 256;

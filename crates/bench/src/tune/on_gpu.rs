@@ -11,7 +11,7 @@ use crate::machine::afford;
 use crate::{Error, quantile};
 use taper_kernels::cpu::gemm::Shape;
 use taper_kernels::cuda::{Cuda, Device, ProductChoice, ProductTuning, RowOrder};
-use taper_kernels::{Backend, MatrixData, StepInputs, StepTables, WeightType};
+use taper_kernels::{Backend, MatrixData, StepInputs, StepTables};
 
 /// Most matrices of a ring.
 const MAX_MATRICES: usize = 256;
@@ -146,6 +146,7 @@ mod tests {
     use super::*;
     use crate::gpu::tests::recorder;
     use std::sync::Arc;
+    use taper_kernels::WeightType;
     use taper_kernels::cuda::{Kernel, TileChoice};
 
     const SHAPE: Shape = Shape { weight_type: WeightType::Q4_0, outputs: 48, inputs: 64 };

@@ -1,6 +1,6 @@
 use super::*;
 use proptest::prelude::*;
-use taper_kernels::{Backend, MatrixData, Reference, WeightType};
+use taper_kernels::{Backend, Reference};
 use taper_testkit::rng::SplitMix;
 
 fn params(seed: u64) -> SamplingParams {
