@@ -8,7 +8,7 @@ use crate::device::open_gpu;
 use crate::output;
 use crate::progress::Bars;
 use crate::tune_file;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use indicatif::BinaryBytes;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -90,17 +90,13 @@ pub(crate) fn with_model<T: ModelTask>(
 }
 
 /// With the vendor's library, where measurements chose it and rows need not be exact.
-fn with_library(
-    args: &ModelArgs,
-    gpu: Cuda<Driver>,
-    tuning: &ProductTuning,
-    progress: &dyn Progress,
-) -> Cuda<Driver> {
+fn with_library(args: &ModelArgs, gpu: Cuda<Driver>, tuning: &ProductTuning, progress: &dyn Progress) -> Cuda<Driver> {
     if args.deterministic.is_on() || !tuning.wants_library() {
         return gpu;
     }
     gpu.clone().with_library().unwrap_or_else(|error| {
-        progress.note(&format!("`taper tune` chose the vendor's library for some products, which is not here: {error}"));
+        progress
+            .note(&format!("`taper tune` chose the vendor's library for some products, which is not here: {error}"));
         gpu
     })
 }

@@ -4,13 +4,14 @@
 use super::device::{DevicePtr, LibraryProduct};
 use super::error::DeviceError;
 use super::library;
+use cudarc::cublas::sys::cublasOperation_t as Operation;
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{
     self, cublasComputeType_t as ComputeType, cublasLtEpilogue_t as Epilogue, cublasLtHandle_t as Handle,
     cublasLtMatmulAlgo_t as Algorithm, cublasLtMatmulDesc_t as Description,
     cublasLtMatmulDescAttributes_t as DescriptionAttribute, cublasLtMatmulHeuristicResult_t as Proposal,
     cublasLtMatmulPreferenceAttributes_t as PreferenceAttribute, cublasLtMatrixLayout_t as Layout,
-    cublasOperation_t as Operation, cublasStatus_t as Status, cudaDataType,
+    cublasStatus_t as Status, cudaDataType,
 };
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -58,7 +59,9 @@ fn require() -> Result<(), String> {
         // SAFETY: one of the names that cudarc looks for was found, so `culib` finds one and does not panic. The address is not called.
         unsafe { sys::culib().get::<unsafe extern "C" fn()>(**name).is_err() }
     });
-    missing.map_or(Ok(()), |name| Err(format!("the library that was found has no function {name}; another release is needed")))
+    missing.map_or(Ok(()), |name| {
+        Err(format!("the library that was found has no function {name}; another release is needed"))
+    })
 }
 
 fn absent(names: &[String], reason: &str) -> String {

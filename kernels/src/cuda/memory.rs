@@ -16,6 +16,8 @@ pub unsafe trait Plain: Copy + Send + Sync + 'static {}
 // SAFETY: these are numbers.
 unsafe impl Plain for u8 {}
 // SAFETY: as above.
+unsafe impl Plain for u16 {}
+// SAFETY: as above.
 unsafe impl Plain for u32 {}
 // SAFETY: as above.
 unsafe impl Plain for i32 {}

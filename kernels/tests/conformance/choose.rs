@@ -77,7 +77,7 @@ fn a_large_vocabulary_gives_the_same_tokens<B: Backend>(backend: &B) {
     let logits = SplitMix::new(72).normals(COLS, 2.0);
     let draw = Draw { temperature: 0.8, min_p: 0.0, top_k: 4000, top_p: 0.9, unit: u64::MAX / 7 * 5 };
     let plain = Draw { top_k: 0, top_p: 1.0, ..draw };
-    let draws: Vec<(usize, Draw)> = thinned([(0, draw), (0, plain)], 2).into_iter().collect();
+    let draws: Vec<(usize, Draw)> = thinned([(0, draw), (0, plain)], 2).collect();
     if let Some(tokens) = choose(backend, COLS, &logits, &draws) {
         assert_eq!(Some(tokens), choose(&Reference::new(), COLS, &logits, &draws));
     }

@@ -3,8 +3,8 @@
 use half::{bf16, f16};
 use std::ops::Range;
 use taper_kernels::{
-    AttentionParams, AttentionScheme, BLOCK_SIZE, Backend, HeadLayout, KvDtype, KvLayout, Rope, RopeKind,
-    SequenceSpan, Softmax, StepTables, UnifiedRange,
+    AttentionParams, AttentionScheme, BLOCK_SIZE, Backend, HeadLayout, KvDtype, KvLayout, Rope, RopeKind, SequenceSpan,
+    Softmax, StepTables, UnifiedRange,
 };
 use taper_testkit::rng::SplitMix;
 

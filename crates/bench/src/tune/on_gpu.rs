@@ -181,7 +181,8 @@ mod tests {
             rows,
             costs: [few, many].into_iter().zip(costs).collect(),
         };
-        let tuning = product_tuning(&[cell(1, [1.0, 2.0]), cell(2, [1.0, 2.0]), cell(3, [2.0, 1.0]), cell(4, [2.0, 1.0])]);
+        let tuning =
+            product_tuning(&[cell(1, [1.0, 2.0]), cell(2, [1.0, 2.0]), cell(3, [2.0, 1.0]), cell(4, [2.0, 1.0])]);
         assert_eq!(
             [1, 2, 3, 100].map(|rows| ProductChoice::Tiles(tuning.tile_choice(SHAPE, rows))),
             [few, few, many, many]
@@ -209,10 +210,10 @@ mod tests {
 
         let cells = cells_of(SHAPE, 64, vec![(slow, 4.0), (fast, 3.0), (warpgroups, 2.0), (library, 1.5)]);
         assert_eq!(cells[0].costs, [(slow, 4.0), (fast, 3.0)]);
-        assert_eq!((cells[1].activations, &cells[1].costs[..]), (
-            RowOrder::ByRows,
-            &[(warpgroups, 2.0), (fast, 3.0), (library, 1.5)][..]
-        ));
+        assert_eq!(
+            (cells[1].activations, &cells[1].costs[..]),
+            (RowOrder::ByRows, &[(warpgroups, 2.0), (fast, 3.0), (library, 1.5)][..])
+        );
         assert_eq!(price_of_exact_rows(&cells), Some(2.0));
         let tuning = product_tuning(&cells);
         assert_eq!(tuning.choice_by_rows(SHAPE, 64), Some(library));

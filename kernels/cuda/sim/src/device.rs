@@ -8,9 +8,7 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use taper_kernels::cuda::{
-    Argument, Device, DeviceError, DeviceProperties, DevicePtr, Kernel, Launch, LibraryProduct,
-};
+use taper_kernels::cuda::{Argument, Device, DeviceError, DeviceProperties, DevicePtr, Kernel, Launch, LibraryProduct};
 
 /// What every allocation begins at a multiple of, in bytes.
 const ALIGNMENT: usize = 256;

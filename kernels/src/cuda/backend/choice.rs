@@ -102,7 +102,10 @@ impl ProductChoice {
     /// The choice of that name, if it is one.
     pub fn parse(name: &str) -> Option<ProductChoice> {
         let others = ProductChoice::of_other_orders();
-        others.into_iter().find(|choice| choice.name() == name).or_else(|| TileChoice::parse(name).map(ProductChoice::Tiles))
+        others
+            .into_iter()
+            .find(|choice| choice.name() == name)
+            .or_else(|| TileChoice::parse(name).map(ProductChoice::Tiles))
     }
 
     /// What sums in another order than tiles do, the built-in rule first.

@@ -63,8 +63,12 @@ mod tests {
 
     #[test]
     fn more_tokens_than_masses_can_be_added_of_are_left_to_the_host() {
-        let properties =
-            DeviceProperties { name: String::new(), multiprocessors: 4, shared_bytes_per_block: 227 << 10, l2_bytes: 0 };
+        let properties = DeviceProperties {
+            name: String::new(),
+            multiprocessors: 4,
+            shared_bytes_per_block: 227 << 10,
+            l2_bytes: 0,
+        };
         let cuda = Cuda::new(Arc::new(Recorder::new(properties))).unwrap();
         let draw = Draw { temperature: 1.0, min_p: 0.0, top_k: 0, top_p: 1.0, unit: 0 };
         for (vocab, is_drawn) in [(MAX_VOCAB, true), (MAX_VOCAB + 1, false)] {

@@ -89,13 +89,10 @@ impl Product {
                 // SAFETY: the caller's obligation; the part is tiles of bf16.
                 return unsafe { warpgroups.launch(cuda, size, self.x, part.bytes, to, bytes) };
             }
-            Some(Alone::Library(way)) => {
-                // SAFETY: the caller's obligation.
-                if unsafe { library::multiply(cuda, size, self.x, part, to, way) } {
-                    return;
-                }
-            }
-            None => {}
+            // SAFETY: the caller's obligation.
+            Some(Alone::Library(way)) if unsafe { library::multiply(cuda, size, self.x, part, to, way) } => return,
+            // Where the library has no such product, tiles multiply.
+            Some(Alone::Library(_)) | None => {}
         }
         // SAFETY: the caller's obligation; the part is in the layout of its kernels.
         unsafe {

@@ -108,7 +108,8 @@ unsafe fn try_multiply<D: Device>(
 ) -> Result<bool, DeviceError> {
     let Stored::Tiles(TiledType { expand: Some(expand), .. }, panel_bytes) = part.stored else { return Ok(false) };
     let (Argument::Pointer(out), Argument::Pointer(bias)) = (to.out, to.bias) else { return Ok(false) };
-    let is_aligned = (out.0 as usize).is_multiple_of(UNIT * BF16) && (to.out_stride * FLOAT).is_multiple_of(UNIT * BF16);
+    let is_aligned =
+        (out.0 as usize).is_multiple_of(UNIT * BF16) && (to.out_stride * FLOAT).is_multiple_of(UNIT * BF16);
     if rows == 0 || !is_aligned {
         return Ok(false);
     }

@@ -65,7 +65,8 @@ pub struct Cuda<D: Device> {
 /// Of the same device and the same working memory.
 impl<D: Device> Clone for Cuda<D> {
     fn clone(&self) -> Self {
-        let &Cuda { ref device, ref heap, ref work, ref graphs, ref warpgroups, has_library, ref tuning, forced } = self;
+        let &Cuda { ref device, ref heap, ref work, ref graphs, ref warpgroups, has_library, ref tuning, forced } =
+            self;
         Cuda {
             device: Arc::clone(device),
             heap: Arc::clone(heap),

@@ -10,8 +10,8 @@ use comfy_table::CellAlignment;
 use indicatif::BinaryBytes;
 use serde::Serialize;
 use std::sync::Arc;
-use taper_kernels::{BLOCK_SIZE, KvDtype};
 use taper_kernels::cuda::{Cuda, DeviceProperties, Recorded, Recorder};
+use taper_kernels::{BLOCK_SIZE, KvDtype};
 use taper_models::{LoadOptions, LogitRows, ModelConfig, SequenceSlice};
 
 /// A kernel of the step.
