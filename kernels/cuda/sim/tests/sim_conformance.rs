@@ -93,7 +93,7 @@ fn products_by_the_library() {
         let mut backend = backend.clone().with_library().unwrap();
         backend.force_choice(Some(ProductChoice::Library(0)));
         assert!(!backend.has_exact_rows());
-        operations::suite(&backend);
+        operations::suite_of_products(&backend);
         fused::suite(&backend);
         assert!(backend.device().num_products() > 0);
     });
