@@ -43,6 +43,16 @@ pub enum Error {
         /// Size of the request.
         bytes: usize,
     },
+    /// A weight that the type it should be stored as does not hold.
+    #[error("a weight of magnitude {value:e} has no place in {weight_type:?}, which holds numbers up to {most:e}")]
+    Unstorable {
+        /// The weight's magnitude, or what is not a number.
+        value: f32,
+        /// The type.
+        weight_type: WeightType,
+        /// The largest that it holds.
+        most: f32,
+    },
     /// Bytes that are not a block of this KV cache.
     #[error("a block of this KV cache takes {expected} bytes, and {actual} were given")]
     BlockSize {
@@ -439,6 +449,11 @@ pub trait Backend: Send + Sync + 'static {
     fn reserve(&self, demand: &Demand<'_>) -> Result<(), Error> {
         let _ = demand;
         Ok(())
+    }
+    /// Whether there are products with weights of this type: a matrix of another is refused.
+    fn takes(&self, weight_type: WeightType) -> bool {
+        let _ = weight_type;
+        true
     }
     /// Allocates zeroed activations.
     fn buffer(&self, rows: usize, cols: usize) -> Result<Self::Buffer, Error>;

@@ -1,4 +1,4 @@
-//! How a weight matrix is stored. The layouts are GGUF's, row by row, each row a whole number of blocks.
+//! How a weight matrix is stored: row by row, each row a whole number of blocks. The layouts are GGUF's, but for one of our own.
 
 /// Storage type of a weight matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -18,11 +18,32 @@ pub enum WeightType {
     Q4_K,
     Q5_K,
     Q6_K,
+    /// Floats of eight bits, e4m3, with a float16 scale for each 32: no file's type, but what a network's matrices become where that is
+    /// asked for ([`quantize_rows`](crate::reference::quantize::quantize_rows)).
+    F8E4M3,
 }
 
 impl WeightType {
     /// Every type, in the order of the documentation's tables.
-    pub const ALL: [WeightType; 13] = [
+    pub const ALL: [WeightType; 14] = [
+        WeightType::F32,
+        WeightType::F16,
+        WeightType::BF16,
+        WeightType::Q4_0,
+        WeightType::Q4_1,
+        WeightType::Q5_0,
+        WeightType::Q5_1,
+        WeightType::Q8_0,
+        WeightType::Q2_K,
+        WeightType::Q3_K,
+        WeightType::Q4_K,
+        WeightType::Q5_K,
+        WeightType::Q6_K,
+        WeightType::F8E4M3,
+    ];
+
+    /// Those that files have, in the same order: every one but the last.
+    pub const OF_FILES: [WeightType; 13] = [
         WeightType::F32,
         WeightType::F16,
         WeightType::BF16,
@@ -42,12 +63,17 @@ impl WeightType {
     pub fn block_len(self) -> usize {
         match self {
             WeightType::F32 | WeightType::F16 | WeightType::BF16 => 1,
-            WeightType::Q4_0 | WeightType::Q4_1 | WeightType::Q5_0 | WeightType::Q5_1 | WeightType::Q8_0 => 32,
+            WeightType::Q4_0
+            | WeightType::Q4_1
+            | WeightType::Q5_0
+            | WeightType::Q5_1
+            | WeightType::Q8_0
+            | WeightType::F8E4M3 => 32,
             _ => 256,
         }
     }
 
-    /// Bytes of one block as GGUF stores it (sizes from ggml's block structs).
+    /// Bytes of one block as GGUF stores it (sizes from ggml's block structs), or as it comes out of quantizing.
     pub fn block_bytes(self) -> usize {
         match self {
             WeightType::F32 => 4,
@@ -62,6 +88,7 @@ impl WeightType {
             WeightType::Q4_K => 144,
             WeightType::Q5_K => 176,
             WeightType::Q6_K => 210,
+            WeightType::F8E4M3 => 34,
         }
     }
 

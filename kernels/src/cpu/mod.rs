@@ -29,6 +29,7 @@ pub use read::read;
 use crate::reference::angles_row;
 use crate::{
     AttentionParams, Backend, BackendInfo, Error, HeadLayout, KvLayout, MatrixData, Rope, ScoreStatistics, StepTables,
+    WeightType,
 };
 use attention::AttentionScratch;
 use cores::Cores;
@@ -156,6 +157,10 @@ impl Backend for Cpu {
     fn info(&self) -> BackendInfo {
         let numerics_class = self.activations.class();
         BackendInfo { name: "cpu", isa: self.isa().name(), threads: self.pool().threads(), numerics_class }
+    }
+
+    fn takes(&self, weight_type: WeightType) -> bool {
+        WeightType::OF_FILES.contains(&weight_type)
     }
 
     fn buffer(&self, rows: usize, cols: usize) -> Result<Buffer, Error> {

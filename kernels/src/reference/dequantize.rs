@@ -1,4 +1,4 @@
-//! Decoding of GGUF's block types to float32, one plain loop each. `d`, `m`, `dmin` are float16 scales of a block; K types
+//! Decoding of block types to float32, one plain loop each. `d`, `m`, `dmin` are float16 scales of a block; K types
 //! hold 256 elements with small integer scales for runs of 16 or 32 of them.
 //!
 //! | type | bytes: fields in order | value |
@@ -13,6 +13,7 @@
 //! | Q4_K | 144: d, dmin, 8 six-bit (scale, min), 128 nibble pairs | d s q - dmin m |
 //! | Q5_K | 176: d, dmin, 8 six-bit (scale, min), 256 fifth bits, 128 nibble pairs | d s q - dmin m |
 //! | Q6_K | 210: 128 nibble pairs, 64 x 4 two-bit values, 16 signed byte scales, d | d s (q - 32) |
+//! | F8E4M3 | 34: d, 32 codes of e4m3 | d e4m3(code) |
 //!
 //! All products above are exact in float32 (11 bits of scale, at most 7 of sub-scale and 6 of value), so a value is rounded
 //! at most once, by the final addition, and every order of evaluation gives the same bits.
@@ -41,6 +42,7 @@ pub fn dequantize_row(weight_type: WeightType, bytes: &[u8], out: &mut [f32]) {
         WeightType::Q4_K => q4_k,
         WeightType::Q5_K => q5_k,
         WeightType::Q6_K => q6_k,
+        WeightType::F8E4M3 => f8e4m3,
     };
     blocks.for_each(|(block, values)| decode(block, values));
 }
@@ -166,6 +168,21 @@ fn q6_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
+/// What a code of e4m3 stands for. Moved to the place of a float32's, its exponent and significand count from 120 powers of two below;
+/// there is no infinity, and one magnitude is no number.
+pub(super) fn e4m3(code: u8) -> f32 {
+    const UP: f32 = f32::from_bits((127 + 120) << 23);
+    let (sign, magnitude) = (u32::from(code & 0x80), u32::from(code & 0x7f));
+    if magnitude == 0x7f { f32::NAN } else { f32::from_bits(sign << 24 | magnitude << 20) * UP }
+}
+
+fn f8e4m3(block: &[u8], out: &mut [f32]) {
+    let d = half_at(block, 0);
+    for i in 0..32 {
+        out[i] = d * e4m3(block[2 + i]);
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -184,7 +201,7 @@ pub(crate) mod tests {
         let block_bytes = weight_type.block_bytes();
         let scales: &[usize] = match weight_type {
             WeightType::F32 | WeightType::F16 | WeightType::BF16 => &[],
-            WeightType::Q4_0 | WeightType::Q5_0 | WeightType::Q8_0 => &[0],
+            WeightType::Q4_0 | WeightType::Q5_0 | WeightType::Q8_0 | WeightType::F8E4M3 => &[0],
             WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4_K | WeightType::Q5_K => &[0, 2],
             WeightType::Q2_K => &[80, 82],
             WeightType::Q3_K => &[108],
@@ -196,6 +213,8 @@ pub(crate) mod tests {
                 WeightType::F32 => block.copy_from_slice(&value.to_le_bytes()),
                 WeightType::F16 => block.copy_from_slice(&f16::from_f32(value).to_le_bytes()),
                 WeightType::BF16 => block.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
+                // Codes are numbers.
+                WeightType::F8E4M3 => block.iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|code| *code ^= 1),
                 _ => {}
             }
             for &at in scales {
@@ -215,6 +234,18 @@ pub(crate) mod tests {
         let mut out = [0.0; 32];
         dequantize_row(WeightType::Q4_1, &block, &mut out);
         assert_eq!((out[0], out[16], out[1]), (0.0, 2.5, -1.0));
+    }
+
+    #[test]
+    fn an_f8e4m3_block_by_hand() {
+        let mut block = vec![0; 34];
+        block[..2].copy_from_slice(&f16::from_f32(0.5).to_le_bytes());
+        // 448, -1.125, the smallest normal number, the largest below it, the smallest of all, and nothing less than zero.
+        block[2..8].copy_from_slice(&[0x7e, 0xb9, 0x08, 0x07, 0x01, 0x80]);
+        let mut out = [f32::NAN; 32];
+        dequantize_row(WeightType::F8E4M3, &block, &mut out);
+        assert_eq!(out[..6], [224.0, -0.5625, 1.0 / 128.0, 7.0 / 1024.0, 1.0 / 1024.0, 0.0]);
+        assert!(out[5].is_sign_negative() && out[6..].iter().all(|&x| x.to_bits() == 0));
     }
 
     #[test]

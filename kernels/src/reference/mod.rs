@@ -9,6 +9,7 @@ mod linear;
 mod norm;
 mod observe;
 mod parallel;
+pub mod quantize;
 mod rope;
 mod silu;
 mod softmax;

@@ -8,11 +8,11 @@ const WORTH_A_THREAD: usize = 1 << 20;
 
 /// Calls `compute(index, chunk)` for every chunk of `chunk_len` elements of `out`. `work` is the multiply-adds of the
 /// whole, and decides whether threads are used.
-pub(super) fn for_each_chunk(
-    out: &mut [f32],
+pub(super) fn for_each_chunk<T: Send>(
+    out: &mut [T],
     chunk_len: usize,
     work: usize,
-    compute: impl Fn(usize, &mut [f32]) + Sync,
+    compute: impl Fn(usize, &mut [T]) + Sync,
 ) {
     if out.is_empty() {
         return;

@@ -48,6 +48,11 @@ fn random_block(random: &mut Random, weight_type: WeightType) -> Vec<u8> {
         WeightType::Q2_K => &[(80, 0.05), (82, 0.05)],
         WeightType::Q3_K => &[(108, 0.01)],
         WeightType::Q6_K => &[(208, 0.0005)],
+        WeightType::F8E4M3 => {
+            // Codes that stand for numbers.
+            block[2..].iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|code| *code ^= 1);
+            &[(0, 0.01)]
+        }
     };
     for &(at, size) in scales {
         block[at..at + 2].copy_from_slice(&f16::from_f32(size * (random.unit() + 0.5)).to_le_bytes());

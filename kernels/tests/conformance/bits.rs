@@ -3,7 +3,7 @@
 
 use crate::blocks;
 use crate::fixture::{How, Sequences, download, no_rope, to_bits, upload};
-use crate::operations::{norm_of, qk_norm_of, silu_of};
+use crate::operations::{norm_of, qk_norm_of, silu_of, taken};
 use std::ops::Range;
 use taper_kernels::{Backend, HeadLayout, KvDtype, MatrixData, Rope, RopeKind, Softmax, UnifiedRange, WeightType};
 use taper_testkit::rng::SplitMix;
@@ -171,7 +171,7 @@ fn rows_of_other_operations_are_alone<B: Backend>(backend: &B) {
         assert_eq!(to_bits(&activated[half]), to_bits(&silu_of(backend, cols / 2, x)));
         assert_eq!(to_bits(&normed[at]), to_bits(&qk_norm_of(backend, heads, x, &head_weight, &head_weight)));
     }
-    for weight_type in [WeightType::F32, WeightType::BF16, WeightType::Q8_0, WeightType::Q4_1, WeightType::Q4_0] {
+    for weight_type in taken(backend, &TYPES) {
         let together = linear_of(backend, weight_type, cols, &x);
         let outputs = together.len() / rows;
         for row in [0, 1, 33, 69] {
@@ -180,6 +180,10 @@ fn rows_of_other_operations_are_alone<B: Backend>(backend: &B) {
         }
     }
 }
+
+/// Types with kernels of their own kinds; processors have none for the last.
+const TYPES: [WeightType; 6] =
+    [WeightType::F32, WeightType::BF16, WeightType::Q8_0, WeightType::Q4_1, WeightType::Q4_0, WeightType::F8E4M3];
 
 /// A product with a fixed matrix of 100 outputs.
 fn linear_of<B: Backend>(b: &B, weight_type: WeightType, cols: usize, x: &[f32]) -> Vec<f32> {
@@ -195,7 +199,7 @@ fn linear_of<B: Backend>(b: &B, weight_type: WeightType, cols: usize, x: &[f32])
 fn gate_and_up_in_one_pass_have_the_bits_of_two<B: Backend>(b: &B) {
     let (cols, outputs) = (512, 200);
     let x = SplitMix::new(26).normals(70 * cols, 1.0);
-    for weight_type in [WeightType::F32, WeightType::BF16, WeightType::Q8_0, WeightType::Q4_1, WeightType::Q4_0] {
+    for weight_type in taken(b, &TYPES) {
         let parts = [27, 28].map(|seed| weights_of(weight_type, outputs, cols, seed));
         let part = |bytes| MatrixData { weight_type, rows: outputs, cols, bytes };
         let pair = b.matrix(&parts.each_ref().map(|bytes| part(bytes))).unwrap();
@@ -228,6 +232,9 @@ fn weights_of(weight_type: WeightType, outputs: usize, cols: usize, seed: u64) -
             let mut bytes = rng.bytes(outputs * weight_type.row_bytes(cols).unwrap());
             for block in bytes.chunks_exact_mut(weight_type.block_bytes()) {
                 (block[1], block[3]) = (0x2c, 0x2c);
+                if weight_type == WeightType::F8E4M3 {
+                    block[2..].iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|code| *code ^= 1);
+                }
             }
             bytes
         }
@@ -246,9 +253,9 @@ pub(crate) fn of_every_operation<B: Backend>(backend: &B) -> Vec<(String, Vec<u3
         ("silu_mul".into(), to_bits(&silu_of(backend, cols / 2, &x))),
         ("qk_norm".into(), to_bits(&qk_norm_of(backend, heads, &x, &head_weight, &head_weight))),
     ];
-    for weight_type in [WeightType::F32, WeightType::BF16, WeightType::Q8_0, WeightType::Q4_1, WeightType::Q4_0] {
+    for weight_type in &TYPES[..5] {
         for rows in [1, 2, 7, 130] {
-            let product = linear_of(backend, weight_type, cols, &x[..rows * cols]);
+            let product = linear_of(backend, *weight_type, cols, &x[..rows * cols]);
             results.push((format!("linear, {weight_type:?}, {rows} rows"), to_bits(&product)));
         }
     }

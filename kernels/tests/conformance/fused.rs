@@ -11,7 +11,7 @@ use taper_testkit::thin::thinned;
 
 pub(crate) fn suite<B: Backend>(backend: &B) {
     for rows in thinned([1, 2, 5, 33], 2) {
-        for parts in thinned(matrices(), 2) {
+        for parts in thinned(matrices(), 2).filter(|parts| parts.iter().all(|part| backend.takes(part.0))) {
             products(backend, rows, parts);
         }
     }
@@ -21,13 +21,14 @@ pub(crate) fn suite<B: Backend>(backend: &B) {
 }
 
 /// Types and rows of stacked parts; each has as many rows in its first half as in its second.
-fn matrices() -> [&'static [(WeightType, usize)]; 5] {
+fn matrices() -> [&'static [(WeightType, usize)]; 6] {
     [
         &[(WeightType::Q4_1, 48), (WeightType::Q4_1, 48)],
         &[(WeightType::Q4_K, 24), (WeightType::Q6_K, 24)],
         &[(WeightType::F32, 12), (WeightType::F32, 12)],
         &[(WeightType::Q6_K, 17), (WeightType::Q6_K, 17)],
         &[(WeightType::BF16, 32), (WeightType::BF16, 16), (WeightType::Q8_0, 16)],
+        &[(WeightType::F8E4M3, 48), (WeightType::F8E4M3, 48)],
     ]
 }
 

@@ -90,11 +90,11 @@ macro_rules! formats {
             }
         )*
         impl Format {
-            /// The format of a quantized type; `None` for the float types.
+            /// The format of a quantized type; `None` for the float types, those without products among them.
             pub(crate) fn of(weight_type: WeightType) -> Option<Format> {
                 match weight_type {
                     $(WeightType::$name => Some($name::FORMAT),)*
-                    WeightType::F32 | WeightType::F16 | WeightType::BF16 => None,
+                    WeightType::F32 | WeightType::F16 | WeightType::BF16 | WeightType::F8E4M3 => None,
                 }
             }
         }

@@ -70,8 +70,8 @@ pub(crate) struct Kernels {
     pub(super) quantize: QuantizeRow,
     /// What makes words of digits, where there are kernels that multiply them.
     pub(super) of_words: Option<OfWords>,
-    /// One product per weight type, in the order of [`WeightType::ALL`].
-    pub(super) products: [Product; WeightType::ALL.len()],
+    /// One product per weight type of files, in the order of [`WeightType::OF_FILES`].
+    pub(super) products: [Product; WeightType::OF_FILES.len()],
     /// Rows that share one unpacking of a block.
     pub(super) tile_rows: usize,
     /// Panels handed to a kernel at once when there are several tiles, so that they stay in the first cache.

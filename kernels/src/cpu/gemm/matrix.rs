@@ -45,7 +45,7 @@ pub struct PackedMatrix {
 }
 
 impl PackedMatrix {
-    /// Packs stacked parts; refuses sizes that do not fit their types.
+    /// Packs stacked parts; refuses sizes that do not fit their types, and types that no file has.
     ///
     /// # Panics
     /// When there is no part or the parts differ in width.
@@ -132,6 +132,11 @@ impl PackedMatrix {
 fn pack_part(part: MatrixData<'_>, first_row: usize, pool: &Pool) -> Result<Part, Error> {
     let row_bytes = part.checked_row_bytes()?;
     let MatrixData { weight_type, rows, cols, bytes } = part;
+    if !WeightType::OF_FILES.contains(&weight_type) {
+        return Err(Error::Unsupported(format!(
+            "processors have no products with {weight_type:?} weights, GPUs have; on a processor Q8_0 takes as many bytes"
+        )));
+    }
     let what = "a weight matrix";
     let too_large = Error::OutOfMemory { what, bytes: usize::MAX };
     // A panel is at most 9 % and 64 bytes per superblock over what its rows take in the file; with no rows nothing vouches

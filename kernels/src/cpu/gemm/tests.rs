@@ -208,7 +208,7 @@ fn every_choice_gives_the_same_bits() {
 #[test]
 fn embedding_rows_decode_to_the_bits_of_the_file() {
     let pool = Pool::new(2);
-    for weight_type in WeightType::ALL {
+    for weight_type in WeightType::OF_FILES {
         let cols = cols_for(weight_type)[1];
         let (top, bottom) = (Weights::random(weight_type, 21, cols, 1), Weights::random(weight_type, 5, cols, 2));
         let matrix = PackedMatrix::pack(&[top.data(), bottom.data()], &pool).unwrap();
@@ -247,6 +247,14 @@ fn stacked_parts_of_different_types_are_one_matrix_and_the_bias_comes_last() {
             first += part.rows;
         }
     }
+}
+
+#[test]
+fn what_no_file_has_is_refused_and_the_message_says_what_to_use() {
+    let pool = Pool::new(1);
+    let weights = Weights::random(WeightType::F8E4M3, 2, 64, 1);
+    let Err(Error::Unsupported(message)) = PackedMatrix::pack(&[weights.data()], &pool) else { panic!("it was taken") };
+    assert!(message.contains("F8E4M3") && message.contains("Q8_0"), "{message}");
 }
 
 #[test]
@@ -293,7 +301,7 @@ fn a_row_that_is_not_finite_gives_nan_and_leaves_the_others_alone() {
 fn the_largest_integers_stay_exact() {
     // All weights and activations at their extremes, where an int16 intermediate would overflow.
     let pool = Pool::new(1);
-    for weight_type in WeightType::ALL {
+    for weight_type in WeightType::OF_FILES {
         if Format::of(weight_type).is_none() {
             continue;
         }
@@ -411,14 +419,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
     #[test]
     fn random_shapes_give_the_bits_of_the_definition(
-        kind in 0..WeightType::ALL.len(),
+        kind in 0..WeightType::OF_FILES.len(),
         rows in 1_usize..40,
         outputs in 1_usize..150,
         blocks in 1_usize..20,
         threads in 1_usize..4,
         seed in 0_u64..1000,
     ) {
-        let weight_type = WeightType::ALL[kind];
+        let weight_type = WeightType::OF_FILES[kind];
         let cols = match weight_type.block_len() {
             1 => blocks * 13,
             32 => blocks * 32,
