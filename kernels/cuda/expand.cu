@@ -59,6 +59,7 @@ EXPAND(q8_0, Q8_0)
 EXPAND(q4_k, Q4_K)
 EXPAND(q5_k, Q5_K)
 EXPAND(q6_k, Q6_K)
+EXPAND(f8, F8E4M3)
 
 // x, out [count].
 extern "C" __global__ void __launch_bounds__(256) round_bf16(const float* x, __nv_bfloat16* out, int count) {

@@ -34,6 +34,7 @@ struct FileQ5_1 : weights::Blocks<FileQ5_1, 32, 24> {
     return nibble_of(block + 8, i) | bit_of(block + 4, i) << 4;
   }
 };
+// Of q8_0, and of e4m3 (f8), whose blocks are a float16 and 32 bytes as well.
 struct FileQ8_0 : weights::Blocks<FileQ8_0, 32, 34> {
   static __device__ __forceinline__ unsigned quant(const Byte* block, int i) { return block[2 + i]; }
 };

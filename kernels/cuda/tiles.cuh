@@ -9,7 +9,7 @@
 // | type             | bytes of 16 x 32, in this order                                                               |
 // |------------------|-----------------------------------------------------------------------------------------------|
 // | bf16, f16        | first fragments, 16 bytes a lane; second ones. cols is padded to 16, so the last may be missing |
-// | q8_0             | 16 a lane: first fragment, second; then d                                                     |
+// | q8_0, f8         | 16 a lane: first fragment, second; then d                                                     |
 // | q4_0, q4_1       | 8 a lane: low nibbles first fragment, high ones second; then d, (d, m)                        |
 // | q5_0, q5_1       | the same nibbles; 2 a lane: fifth bits; then d, (d, m)                                        |
 //
@@ -30,8 +30,8 @@
 // the odd ones' in the other. Scales of q6_k: four signed bytes for each r: row r's of the first 16 columns, r + 8's, and of
 // the second 16.
 //
-// All in all the bytes of the file. Quantized values are at most eight bits, exact in bfloat16; the products of their scales are
-// exact in float32.
+// All in all the bytes of the file. Quantized values are at most eight bits, exact in bfloat16, and so are those of e4m3 (f8), four
+// bits from 2^-9 to 448; the products of their scales are exact in float32.
 //
 // A type T has `Raw`, what a lane has of a step; `load(panel, eight, sub, cols, raw)` of step 8 eight + sub;
 // `fragment(raw, half, a)`; and where RUN is not zero a scale for each RUN columns: `scale(raw, half)` of rows lane / 4 and
@@ -91,7 +91,8 @@ constexpr unsigned PAIR_OF_128 = 0x43004300, MINUS = 0x80008000;
 // The same number in both halves of a word.
 __device__ constexpr unsigned twice(unsigned half) { return half << 16 | half; }
 
-struct Q8_0 {
+// A byte for each weight, and a scale for each 32.
+struct Bytes32 {
   using Element = __nv_bfloat16;
   static constexpr int RUN = 32;
   static constexpr bool MINIMUM = false;
@@ -107,16 +108,35 @@ struct Q8_0 {
     raw.quants = ptx::load_once(reinterpret_cast<const uint4*>(tile) + lane());
     raw.d = ptx::load_once(reinterpret_cast<const unsigned*>(tile + QUANTS) + lane() / 4);
   }
+  static __device__ __forceinline__ float2 scale(const Raw& raw, int) { return halves(raw.d); }
+  // The word that has pair j of a fragment.
+  static __device__ __forceinline__ unsigned word(const Raw& raw, int half, int j) {
+    return half ? (j / 2 ? raw.quants.w : raw.quants.z) : (j / 2 ? raw.quants.y : raw.quants.x);
+  }
+};
+
+struct Q8_0 : Bytes32 {
   // The low seven bits count from 128 on; the eighth makes the 128 that is taken away 256.
   static __device__ __forceinline__ void fragment(const Raw& raw, int half, unsigned (&a)[4]) {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      const unsigned word = half ? (j / 2 ? raw.quants.w : raw.quants.z) : (j / 2 ? raw.quants.y : raw.quants.x);
-      const unsigned pair = word >> j % 2 * 8;
+      const unsigned pair = word(raw, half, j) >> j % 2 * 8;
       a[j] = ptx::add_bf16x2(ptx::masked_or(pair, twice(0x7f), PAIR_OF_128), ptx::masked_or(pair, twice(0x80), PAIR_OF_128 | MINUS));
     }
   }
-  static __device__ __forceinline__ float2 scale(const Raw& raw, int) { return halves(raw.d); }
+};
+
+struct F8E4M3 : Bytes32 {
+  // Sign, exponent and significand to where bfloat16 has them; its exponent counts from 120 powers of two below, for subnormal numbers
+  // as well. Every code stands for a number: those that e4m3 has for none are never made.
+  static __device__ __forceinline__ void fragment(const Raw& raw, int half, unsigned (&a)[4]) {
+    constexpr unsigned UP = 0x7b80;  // 2^120
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const unsigned codes = word(raw, half, j) << (j % 2 ? 0 : 8);  // in the upper byte of each half
+      a[j] = ptx::multiply_bf16x2(ptx::masked_or(codes, MINUS, codes >> 4 & twice(0x07f0)), twice(UP));
+    }
+  }
 };
 
 // Values of 4 + HIGH bits: what a lane has of a step, and how it lies from `tile` on.
@@ -274,15 +294,18 @@ template <class T> __device__ __forceinline__ float2 decoded(const typename T::R
 
 }  // namespace tiles
 
-// FOR_EACH_TILED_TYPE(INSTANCE) is INSTANCE(suffix of the kernel's name, type) for each.
-#define FOR_EACH_TILED_TYPE(INSTANCE) \
-  INSTANCE(f16, F16)                  \
-  INSTANCE(bf16, BF16)                \
-  INSTANCE(q4_0, Q4_0)                \
-  INSTANCE(q4_1, Q4_1)                \
-  INSTANCE(q5_0, Q5_0)                \
-  INSTANCE(q5_1, Q5_1)                \
-  INSTANCE(q8_0, Q8_0)                \
-  INSTANCE(q4_k, Q4_K)                \
-  INSTANCE(q5_k, Q5_K)                \
+// FOR_EACH_TILED_TYPE(INSTANCE) is INSTANCE(suffix of the kernel's name, type) for each, the other for each that files have.
+#define FOR_EACH_TILED_TYPE_OF_FILES(INSTANCE) \
+  INSTANCE(f16, F16)                           \
+  INSTANCE(bf16, BF16)                         \
+  INSTANCE(q4_0, Q4_0)                         \
+  INSTANCE(q4_1, Q4_1)                         \
+  INSTANCE(q5_0, Q5_0)                         \
+  INSTANCE(q5_1, Q5_1)                         \
+  INSTANCE(q8_0, Q8_0)                         \
+  INSTANCE(q4_k, Q4_K)                         \
+  INSTANCE(q5_k, Q5_K)                         \
   INSTANCE(q6_k, Q6_K)
+#define FOR_EACH_TILED_TYPE(INSTANCE)    \
+  FOR_EACH_TILED_TYPE_OF_FILES(INSTANCE) \
+  INSTANCE(f8, F8E4M3)

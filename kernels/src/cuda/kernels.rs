@@ -148,7 +148,7 @@ kernels! {
     ShuffleQ5_0 = c"shuffle_q5_0", "ppii";
     /// Tiles of a matrix of q5_1 for [`Kernel::GemmMmaQ5_1R8`] and its kind.
     ShuffleQ5_1 = c"shuffle_q5_1", "ppii";
-    /// Tiles of a matrix of q8_0 for [`Kernel::GemmMmaQ8_0R8`] and its kind.
+    /// Tiles of a matrix of q8_0 for [`Kernel::GemmMmaQ8_0R8`] and its kind, and of e4m3, whose bytes and scales lie alike.
     ShuffleQ8_0 = c"shuffle_q8_0", "ppii";
     /// Tiles of a matrix of q4_k for [`Kernel::GemmMmaQ4KR8`] and its kind.
     ShuffleQ4K = c"shuffle_q4_k", "ppii";
@@ -236,6 +236,12 @@ kernels! {
     GemmMmaQ6KR32 = c"gemm_mma_q6_k_r32", "ppppppiiiiiif";
     /// A product of up to 64 rows a block with tiles of q6_k.
     GemmMmaQ6KR64 = c"gemm_mma_q6_k_r64", "ppppppiiiiiif";
+    /// A product of up to 8 rows a block with tiles of e4m3.
+    GemmMmaF8R8 = c"gemm_mma_f8_r8", "ppppppiiiiiif";
+    /// A product of up to 16 rows a block with tiles of e4m3.
+    GemmMmaF8R16 = c"gemm_mma_f8_r16", "ppppppiiiiiif";
+    /// A product of up to 64 rows a block with tiles of e4m3.
+    GemmMmaF8R64 = c"gemm_mma_f8_r64", "ppppppiiiiiif";
     /// A product of up to 16 rows with tiles of bf16, on Hopper's tensor cores.
     GemmWgmmaBf16Rows16 = c"gemm_wgmma_bf16_16", "ppppppiiii";
     /// A product of up to 32 rows with tiles of bf16, on Hopper's tensor cores.
@@ -264,6 +270,8 @@ kernels! {
     EmbedTilesQ5K = c"embed_tiles_q5_k", "pppiii";
     /// Rows of a table in tiles of q6_k.
     EmbedTilesQ6K = c"embed_tiles_q6_k", "pppiii";
+    /// Rows of a table in tiles of e4m3.
+    EmbedTilesF8 = c"embed_tiles_f8", "pppiii";
     /// Rows of bf16 of tiles of bf16.
     ExpandBf16 = c"expand_bf16", "ppii";
     /// Rows of bf16 of tiles of q4_0.
@@ -282,6 +290,8 @@ kernels! {
     ExpandQ5K = c"expand_q5_k", "ppii";
     /// Rows of bf16 of tiles of q6_k.
     ExpandQ6K = c"expand_q6_k", "ppii";
+    /// Rows of bf16 of tiles of e4m3.
+    ExpandF8 = c"expand_f8", "ppii";
     /// Elements rounded to bf16.
     RoundBf16 = c"round_bf16", "ppi";
     /// Tokens drawn from rows of logits.

@@ -133,6 +133,7 @@ fn a_matrix_that_comes_in_pieces_has_all_of_its_rows() {
 fn every_choice_of_a_launch_gives_the_same_bits() {
     let cases = [
         (WeightType::Q8_0, 96, 64, vec![1, 3, 9, 33]),
+        (WeightType::F8E4M3, 64, 96, vec![2, 12, 40]),
         (WeightType::Q4_K, 64, 256, vec![2, 17]),
         (WeightType::Q6_K, 64, 256, vec![1, 65]),
         (WeightType::BF16, 100, 50, vec![5]),

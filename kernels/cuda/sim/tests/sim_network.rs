@@ -12,7 +12,7 @@ use taper_cuda_sim::{Schedule, Sim};
 use taper_engine::{Engine, EngineConfig, ModelRunner, SamplingParams, Speculation};
 use taper_kernels::cuda::Cuda;
 use taper_kernels::{AttentionScheme, BLOCK_SIZE, Backend, Draw, KvDtype, Reference, UnifiedRange};
-use taper_models::{Llama, LoadOptions, LogitRows, ModelSoftmax, SequenceSlice};
+use taper_models::{Llama, LoadOptions, LogitRows, ModelSoftmax, Quantization, SequenceSlice};
 use taper_testkit::thin::thinned;
 use taper_testkit::tiny::{TinyModel, TinyType};
 
@@ -21,11 +21,16 @@ fn cuda(schedule: u32) -> Cuda<Sim> {
 }
 
 fn load<B: Backend>(backend: B, model: &TinyModel) -> Llama<B> {
+    load_as(backend, model, None)
+}
+
+fn load_as<B: Backend>(backend: B, model: &TinyModel, quantization: Option<Quantization>) -> Llama<B> {
     let options = LoadOptions {
         num_blocks: Some(12),
         max_rows: 64,
         max_logit_rows: 16,
         kv_dtype: KvDtype::F32,
+        quantization,
         ..LoadOptions::default()
     };
     Llama::load(backend, &checkpoint(model), options, &mut |_| {}).unwrap()
@@ -38,7 +43,10 @@ fn prompts() -> [String; 2] {
 
 /// Greedy answers to these that come together, and to one that is easy to guess.
 fn answers<B: Backend>(backend: B, model: &TinyModel, softmax: ModelSoftmax) -> Vec<Vec<u32>> {
-    let mut network = load(backend, model);
+    answers_of(load(backend, model), softmax)
+}
+
+fn answers_of<B: Backend>(mut network: Llama<B>, softmax: ModelSoftmax) -> Vec<Vec<u32>> {
     network.set_softmax(softmax).unwrap();
     let config = EngineConfig { speculation: Speculation::Lookup, token_budget: Some(40), ..EngineConfig::default() };
     let engine = Engine::start(Box::new(ModelRunner(network)), tokenizer(), config);
@@ -71,11 +79,15 @@ fn logits<B: Backend>(network: &mut Llama<B>, prompt: &[u32], answer: &[u32]) ->
 
 /// The smallest lead of a token of the reference's answers over the next best, in the largest difference between the logits of
 /// its row and the simulator's. Above 2 no rounding of activations can change the answer.
-fn smallest_lead(model: &TinyModel, softmax: &ModelSoftmax, answers: &[Vec<u32>]) -> f32 {
+fn smallest_lead(
+    (model, quantization): (&TinyModel, Option<Quantization>),
+    softmax: &ModelSoftmax,
+    answers: &[Vec<u32>],
+) -> f32 {
     let mut smallest = f32::INFINITY;
     for (prompt, answer) in prompts().iter().zip(answers) {
-        let expected = logits(&mut load(Reference::new(), model), &bytes(prompt), answer);
-        let mut network = load(cuda(0), model);
+        let expected = logits(&mut load_as(Reference::new(), model, quantization), &bytes(prompt), answer);
+        let mut network = load_as(cuda(0), model, quantization);
         network.set_softmax(softmax.clone()).unwrap();
         let actual = logits(&mut network, &bytes(prompt), answer);
         for ((expected, actual), &token) in expected.iter().zip(&actual).zip(answer) {
@@ -102,9 +114,35 @@ fn the_engine_gives_the_greedy_tokens_of_the_reference() {
     for (index, (model, softmax)) in thinned(models, 2).enumerate() {
         let expected = answers(Reference::new(), &model, ModelSoftmax::Online);
         assert!(expected.iter().all(|tokens| tokens.len() == 8));
-        assert!(smallest_lead(&model, &softmax, &expected) > 2.0, "{} {:?}", model.architecture, model.weight_type);
+        assert!(
+            smallest_lead((&model, None), &softmax, &expected) > 2.0,
+            "{} {:?}",
+            model.architecture,
+            model.weight_type
+        );
         let actual = answers(cuda(index as u32), &model, softmax);
         assert_eq!(actual, expected, "{} {:?}", model.architecture, model.weight_type);
+    }
+}
+
+/// Matrices of e4m3, made of others when the network is loaded.
+#[test]
+fn a_quantized_network_gives_the_greedy_tokens_of_the_reference() {
+    let fp8 = Some(Quantization::Fp8);
+    let model = |architecture, weight_type, tied, seed| TinyModel {
+        architecture,
+        weight_type,
+        tied,
+        seed,
+        ..TinyModel::default()
+    };
+    let models = [model("qwen3", TinyType::BF16, true, 1), model("llama", TinyType::F32, false, 1)];
+    for (index, model) in thinned(models, 2).enumerate() {
+        let expected = answers_of(load_as(Reference::new(), &model, fp8), ModelSoftmax::Online);
+        let lead = smallest_lead((&model, fp8), &ModelSoftmax::Bounded, &expected);
+        assert!(lead > 2.0, "{}: {lead}", model.architecture);
+        let actual = answers_of(load_as(cuda(index as u32 + 3), &model, fp8), ModelSoftmax::Bounded);
+        assert_eq!(actual, expected, "{}", model.architecture);
     }
 }
 
@@ -125,8 +163,12 @@ fn a_network_is_one_allocation_and_no_step_takes_memory() {
         let backend = cuda(2);
         let device = Arc::clone(backend.device());
         let (_, before) = device.num_allocations();
-        let model = TinyModel { architecture, weight_type: TinyType::Q8_0, tied: false, ..TinyModel::default() };
-        let mut network = load(backend, &model);
+        let (weight_type, quantization) = match architecture {
+            "qwen3" => (TinyType::Q8_0, None),
+            _ => (TinyType::BF16, Some(Quantization::Fp8)),
+        };
+        let model = TinyModel { architecture, weight_type, tied: false, ..TinyModel::default() };
+        let mut network = load_as(backend, &model, quantization);
         network.set_softmax(softmax).unwrap();
         let (loaded, held) = device.num_allocations();
         assert!(held <= before + 1, "{architecture}: {before} allocations of the backend, and {held} with a network");

@@ -59,6 +59,11 @@ inline const std::vector<WeightType>& weight_types() {
          const int low = b[half * 64 + at % 64] >> (4 * (at / 64)) & 15, top = b[128 + half * 32 + at % 32] >> (2 * (at / 32)) & 3;
          return half_at(b + 208) * int8_t(b[192 + i / 16]) * ((low | top << 4) - 32);
        }},
+      {"f8", 32, 34, {0}, [](Block b, int i) {
+         __nv_fp8_e4m3 code;
+         code.__x = b[2 + i];
+         return half_at(b) * float(code);
+       }},
   };
   return all;
 }
@@ -72,7 +77,7 @@ inline std::vector<WeightType> row_types() {
   return types;
 }
 
-// Rows of a matrix: random bytes, whose scales are made small ordinary numbers.
+// Rows of a matrix: random bytes, whose scales are made small ordinary numbers, and whose codes stand for some.
 struct Matrix {
   const WeightType& type;
   int rows, cols;
@@ -81,7 +86,11 @@ struct Matrix {
   Matrix(Random& random, const WeightType& type, int rows, int cols) : type(type), rows(rows), cols(cols) {
     const int blocks = rows * cols / type.block_len;
     bytes.resize(size_t(blocks) * type.block_bytes);
-    for (uint8_t& byte : bytes) byte = uint8_t(random.next());
+    const bool has_codes = type.name[0] == 'f' && type.block_len > 1;
+    for (uint8_t& byte : bytes) {
+      byte = uint8_t(random.next());
+      if (has_codes && (byte & 0x7f) == 0x7f) byte ^= 1;
+    }
     for (int i = 0; i < blocks; i++) {
       uint8_t* const block = &bytes[size_t(i) * type.block_bytes];
       const float value = random.uniform();

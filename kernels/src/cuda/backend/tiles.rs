@@ -22,8 +22,8 @@ const STAGING_BYTES: usize = 4 << 20;
 pub(super) struct TiledType {
     shuffle: Kernel,
     pub(super) embed: Kernel,
-    /// By [`ROWS_OF_BLOCK`].
-    gemm: [Kernel; 4],
+    /// By [`ROWS_OF_BLOCK`]: the kernel and its rows of a block, those of the next where there is none with these.
+    gemm: [(Kernel, usize); 4],
     /// Whether sums of x lie beside it in shared memory.
     has_minimum: bool,
     /// Whether it has two scales a step.
@@ -40,7 +40,7 @@ macro_rules! tiled {
         TiledType {
             shuffle: Kernel::$shuffle,
             embed: Kernel::$embed,
-            gemm: [Kernel::$r8, Kernel::$r16, Kernel::$r32, Kernel::$r64],
+            gemm: [(Kernel::$r8, 8), (Kernel::$r16, 16), (Kernel::$r32, 32), (Kernel::$r64, 64)],
             has_minimum: false,
             has_runs_of_16: false,
             has_warpgroups: false,
@@ -83,10 +83,16 @@ impl TiledType {
             WeightType::Q6_K => {
                 tiled!(ShuffleQ6K, EmbedTilesQ6K, GemmMmaQ6KR8, GemmMmaQ6KR16, GemmMmaQ6KR32, GemmMmaQ6KR64)
             }
+            WeightType::F8E4M3 => {
+                tiled!(ShuffleQ8_0, EmbedTilesF8, GemmMmaF8R8, GemmMmaF8R16, GemmMmaF8R64, GemmMmaF8R64)
+            }
             WeightType::F32 | WeightType::Q2_K | WeightType::Q3_K => return None,
         };
         tiled.has_minimum =
             matches!(weight_type, WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4_K | WeightType::Q5_K);
+        if weight_type == WeightType::F8E4M3 {
+            tiled.gemm[2] = tiled.gemm[3];
+        }
         tiled.has_runs_of_16 = weight_type == WeightType::Q6_K;
         tiled.has_warpgroups = weight_type == WeightType::BF16;
         tiled.expand = match weight_type {
@@ -99,6 +105,7 @@ impl TiledType {
             WeightType::Q4_K => Some(Kernel::ExpandQ4K),
             WeightType::Q5_K => Some(Kernel::ExpandQ5K),
             WeightType::Q6_K => Some(Kernel::ExpandQ6K),
+            WeightType::F8E4M3 => Some(Kernel::ExpandF8),
             // Rounded to bf16 it would lose what it is chosen for.
             WeightType::F16 => None,
             WeightType::F32 | WeightType::Q2_K | WeightType::Q3_K => None,
@@ -194,6 +201,7 @@ pub(super) fn shape(
     TileChoice { rows_of_block, blocks_each }: TileChoice,
 ) -> Shape {
     let index = ROWS_OF_BLOCK.iter().position(|&of_block| of_block == rows_of_block).expect("choices are of kernels");
+    let (kernel, rows_of_block) = tiled.gemm[index];
     let panels = num_outputs.div_ceil(PANEL);
     let together = if is_gated { 1 } else { panels_together(tiled, rows_of_block) };
     let units = panels.div_ceil(together);
@@ -208,11 +216,11 @@ pub(super) fn shape(
         // Staged anew for each panel, in pieces of any size at the same cost: two blocks shall find room on a multiprocessor where
         // their registers do.
         let room = if rows_of_block <= 16 { (most - RESERVED_BYTES) / 2 } else { most } - of_itself;
-        let unit = [64, 32, 16, 16][index];
+        let unit = (512 / rows_of_block).max(16);
         (room / bytes_of_step / unit * unit).max(unit)
     };
     Shape {
-        kernel: tiled.gemm[index],
+        kernel,
         grid: [units.div_ceil(turns), rows.div_ceil(rows_of_block), 1],
         shared_bytes: piece.min(steps) * bytes_of_step,
         piece,
@@ -252,6 +260,9 @@ mod tests {
         assert_eq!(grid(130, 8000), (Kernel::GemmMmaQ8_0R64, [84, 3, 1]));
         let gated = shape_of(WeightType::Q8_0, 64, (160, 64), true, 227);
         assert_eq!(gated.grid, [10, 1, 1], "a panel of gate and one of up go together");
+        let of_bytes = shape_of(WeightType::F8E4M3, 20, (160, 64), false, 227);
+        assert_eq!((of_bytes.kernel, of_bytes.grid), (Kernel::GemmMmaF8R64, [5, 1, 1]), "none has 32 rows a block");
+        assert_eq!(of_bytes.shared_bytes, 2 * 64 * 64);
         let two_scales = shape_of(WeightType::Q6_K, 64, (160, 256), false, 227);
         assert_eq!(two_scales.grid, [10, 1, 1], "q6_k has no registers for a second panel");
     }
@@ -286,7 +297,7 @@ mod tests {
     fn static_memory_is_what_the_kernels_have() {
         for weight_type in WeightType::ALL {
             let Some(tiled) = TiledType::of(weight_type, 256) else { continue };
-            for (kernel, rows) in tiled.gemm.iter().zip(ROWS_OF_BLOCK) {
+            for (kernel, rows) in tiled.gemm {
                 let name = kernel.name().to_str().unwrap();
                 for line in fatbin::report().lines() {
                     let words: Vec<&str> = line.split_whitespace().collect();
@@ -310,5 +321,6 @@ mod tests {
         assert_eq!(TiledType::of(WeightType::BF16, 51), None);
         assert_eq!(panel_bytes(WeightType::F16, 50, 100), 4 * 512);
         assert_eq!(panel_bytes(WeightType::Q4_0, 64, 36), 2 * (256 + 32));
+        assert_eq!(panel_bytes(WeightType::F8E4M3, 64, 68), 2 * (512 + 32));
     }
 }

@@ -45,7 +45,8 @@ impl RowKernels {
             | WeightType::Q8_0
             | WeightType::Q4_K
             | WeightType::Q5_K
-            | WeightType::Q6_K => {
+            | WeightType::Q6_K
+            | WeightType::F8E4M3 => {
                 assert_eq!(cols, 0, "whole blocks of {weight_type:?} have tiles");
                 // Of no columns nothing is decoded.
                 return RowKernels::of(WeightType::F32, cols);
