@@ -60,6 +60,14 @@ pub enum Error {
         /// What is wrong with its values.
         reason: String,
     },
+    /// Weights that cannot be stored as was asked.
+    #[error("the tensor `{tensor}` cannot be quantized: {reason}; load the model as it is, or another file of it")]
+    Quantization {
+        /// Name of the tensor.
+        tensor: String,
+        /// What is wrong with its weights.
+        reason: taper_kernels::Error,
+    },
     /// Tensors that the network would ignore.
     #[error(
         "the file has {count} tensors that a `{architecture}` network of Taper does not use (such as {names}), so its \

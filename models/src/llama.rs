@@ -16,7 +16,7 @@ mod pass;
 
 use crate::step::Batch;
 use crate::weights::{self, Weights};
-use crate::{AttendedRows, Error, Logits, ModelConfig, ModelSoftmax, SequenceSlice, memory};
+use crate::{AttendedRows, Error, Logits, ModelConfig, ModelSoftmax, Quantization, SequenceSlice, memory};
 use pass::Pass;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,6 +44,8 @@ pub struct LoadOptions {
     pub kv_dtype: KvDtype,
     /// How attention is computed.
     pub attention: AttentionScheme,
+    /// What matrices of floats become. None: what the file has.
+    pub quantization: Option<Quantization>,
 }
 
 impl Default for LoadOptions {
@@ -56,6 +58,7 @@ impl Default for LoadOptions {
             max_logit_rows: 64,
             kv_dtype: KvDtype::default(),
             attention: AttentionScheme::default(),
+            quantization: None,
         }
     }
 }
@@ -79,6 +82,7 @@ pub struct Llama<B: Backend> {
     batch: Batch,
     attention: AttentionScheme,
     softmax: ModelSoftmax,
+    quantization: Option<Quantization>,
     /// (row, head) pairs that attention computed in each layer since the network was loaded.
     attended: Vec<u64>,
     /// Steps of one form ask the backend for the same operations; another number after every change of those.
@@ -177,10 +181,13 @@ impl<B: Backend> Llama<B> {
         };
         let block_bytes = backend.kv_block_bytes(layout(1)).saturating_mul(config.num_layers);
         let free_bytes = backend.free_bytes().unwrap_or_else(memory::available_bytes);
-        let plan = memory::plan(&config, &options, block_bytes, free_bytes)?;
+        let mut plan = memory::plan(&config, &options, block_bytes, free_bytes)?;
+        if let Some(quantization) = options.quantization {
+            plan.notes.extend(quantization.check(checkpoint)?);
+        }
         let layout = layout(plan.num_blocks);
         backend.reserve(&Demand {
-            matrices: &weights::stacks_of(checkpoint, &config)?,
+            matrices: &weights::stacks_of(checkpoint, &config, options.quantization)?,
             vectors: &weights::vector_lens(checkpoint),
             buffers: &workspace_shapes(&config, options.max_rows, options.max_logit_rows),
             cache: layout,
@@ -191,13 +198,14 @@ impl<B: Backend> Llama<B> {
         })?;
         let cache = backend.kv_cache(layout)?;
         let workspace = Workspace::new(&backend, &config, options.max_rows, options.max_logit_rows)?;
-        let weights = Weights::load(&backend, checkpoint, &config, progress)?;
+        let weights = Weights::load(&backend, checkpoint, &config, options.quantization, progress)?;
         Ok(Llama {
-            weight_bytes_per_token: weights::bytes_per_token(checkpoint, &config),
+            weight_bytes_per_token: weights::bytes_per_token(checkpoint, &config, options.quantization),
             kv_bytes_per_token: block_bytes / BLOCK_SIZE,
             batch: Batch::with_capacity(options.max_rows, options.max_logit_rows, plan.context_len),
             attention: options.attention,
             softmax: ModelSoftmax::Online,
+            quantization: options.quantization,
             attended: vec![0; config.num_layers],
             form: new_form(),
             observed: None,
@@ -231,7 +239,8 @@ impl<B: Backend> Llama<B> {
     pub fn num_blocks(&self) -> usize {
         self.plan.num_blocks
     }
-    /// What the user should know about the context he gets: it is less than he asked for, or than the file offers.
+    /// What the user should know about what he gets: a context that is less than he asked for, or than the file offers; matrices that stay
+    /// as they are.
     pub fn notes(&self) -> &[String] {
         &self.plan.notes
     }
@@ -247,7 +256,7 @@ impl<B: Backend> Llama<B> {
     pub fn backend(&self) -> &B {
         &self.backend
     }
-    /// Bytes of weights, as the file stores them, that a step of one row reads.
+    /// Bytes of weights, in the blocks of their types, that a step of one row reads.
     pub fn weight_bytes_per_token(&self) -> usize {
         self.weight_bytes_per_token
     }

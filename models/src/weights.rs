@@ -4,13 +4,64 @@
 use crate::config::ModelConfig;
 use crate::registry::Architecture;
 use crate::{Error, LoadProgress, rope};
+use std::collections::BTreeSet;
 use taper_checkpoint::{Checkpoint, DType, TensorView};
+use taper_kernels::reference::quantize::{can_be_quantized, quantize_rows};
 use taper_kernels::{Backend, MatrixData, WeightType};
 
 /// The embedding table, and the head where there is no other.
 pub(crate) const EMBEDDING: &str = "token_embd.weight";
 const HEAD: &str = "output.weight";
 const OUTPUT_NORM: &str = "output_norm.weight";
+
+/// What the matrices that a step multiplies with become when they are loaded, where the file has them as floats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Quantization {
+    /// [`WeightType::F8E4M3`]: a byte for each weight and a scale for each 32. Not every backend takes it.
+    Fp8,
+}
+
+impl Quantization {
+    /// `fp8`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Quantization::Fp8 => "fp8",
+        }
+    }
+
+    /// What it makes of a matrix of this type with so many columns.
+    fn makes(self, weight_type: WeightType, cols: usize) -> WeightType {
+        match self {
+            Quantization::Fp8 if can_be_quantized(weight_type, cols) => WeightType::F8E4M3,
+            Quantization::Fp8 => weight_type,
+        }
+    }
+
+    /// What the user should know of matrices that it leaves as they are.
+    ///
+    /// # Errors
+    /// When these are all.
+    pub(crate) fn check(self, checkpoint: &Checkpoint) -> Result<Option<String>, Error> {
+        let of_file = stacked_shapes(checkpoint, None)?.concat();
+        let made = stacked_shapes(checkpoint, Some(self))?.concat();
+        let left: Vec<&MatrixShape> =
+            of_file.iter().zip(&made).filter(|(one, other)| one == other).map(|(one, _)| one).collect();
+        let types: BTreeSet<String> = left.iter().map(|shape| format!("{:?}", shape.0)).collect();
+        let types = types.into_iter().collect::<Vec<_>>().join(", ");
+        let (name, left, total) = (self.name(), left.len(), of_file.len());
+        if left == total {
+            return Err(Error::BadOption(format!(
+                "quantization to {name} would change nothing: it takes matrices of F32, F16 or BF16 with rows of a multiple of 32, and \
+                 this file has none, its types are {types}; load it as it is, or a float version of the model"
+            )));
+        }
+        Ok((left > 0).then(|| {
+            format!(
+                "{left} of {total} matrices stay as they are ({types}): {name} is made of floats, in rows of a multiple of 32"
+            )
+        }))
+    }
+}
 
 /// Weights of one layer.
 pub(crate) struct Layer<B: Backend> {
@@ -39,12 +90,14 @@ impl<B: Backend> Weights<B> {
         backend: &B,
         checkpoint: &Checkpoint,
         config: &ModelConfig,
+        quantization: Option<Quantization>,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, Error> {
         let total = checkpoint.tensors().map(|tensor| tensor.bytes.len()).sum();
-        let mut loader = Loader { backend, checkpoint, progress, done: 0, total };
+        let mut loader = Loader { backend, checkpoint, quantization, progress, done: 0, total };
         (loader.progress)(LoadProgress { done: 0, total });
-        let embedding = loader.matrix(&[EMBEDDING])?;
+        // A table that nothing is multiplied with stays what it is.
+        let embedding = loader.stored(&[EMBEDDING], quantization.filter(|_| config.tied))?;
         let layers = (0..config.num_layers).map(|layer| loader.layer(config, layer)).collect::<Result<_, _>>()?;
         let output_norm = loader.vector(&[OUTPUT_NORM])?;
         let head = if config.tied { None } else { Some(loader.matrix(&[HEAD])?) };
@@ -57,42 +110,60 @@ impl<B: Backend> Weights<B> {
     }
 }
 
-/// Bytes of the file's matrices that a step with one row reads: all but an embedding that is not the head.
-pub(crate) fn bytes_per_token(checkpoint: &Checkpoint, config: &ModelConfig) -> usize {
+/// Bytes of the matrices, in the blocks of their types, that a step with one row reads: all but an embedding that is not the head.
+pub(crate) fn bytes_per_token(
+    checkpoint: &Checkpoint,
+    config: &ModelConfig,
+    quantization: Option<Quantization>,
+) -> usize {
     let is_read = |tensor: &TensorView<'_>| tensor.shape.len() == 2 && (config.tied || tensor.name != EMBEDDING);
-    checkpoint.tensors().filter(is_read).map(|tensor| tensor.bytes.len()).sum()
+    let bytes = |tensor: TensorView<'_>| {
+        let (weight_type, rows, cols) = shape_of(&tensor, quantization);
+        weight_type.row_bytes(cols).map_or(tensor.bytes.len(), |of_row| rows * of_row)
+    };
+    checkpoint.tensors().filter(is_read).map(bytes).sum()
 }
 
 /// Type, outputs and inputs of a matrix.
 pub type MatrixShape = (WeightType, usize, usize);
 
-/// Those of every matrix that a step multiplies with, stacked as they are when loaded (a stack of parts
+/// Those of every matrix that a step multiplies with, as the file has them, stacked as they are when loaded (a stack of parts
 /// that differ in type counts as its first).
 pub fn matrix_shapes(checkpoint: &Checkpoint) -> Result<Vec<MatrixShape>, Error> {
     let whole = |parts: Vec<MatrixShape>| {
         let outputs = parts.iter().map(|&(_, outputs, _)| outputs).sum();
         parts.first().map(|&(weight_type, _, inputs)| (weight_type, outputs, inputs))
     };
-    Ok(stacked_shapes(checkpoint)?.into_iter().filter_map(whole).collect())
+    Ok(stacked_shapes(checkpoint, None)?.into_iter().filter_map(whole).collect())
 }
 
-/// The same of every run of parts of one type: a GPU multiplies with each in a launch of its own.
-pub fn part_shapes(checkpoint: &Checkpoint) -> Result<Vec<MatrixShape>, Error> {
+/// The same of every run of parts of one type, as they are stored: a GPU multiplies with each in a launch of its own.
+pub fn part_shapes(checkpoint: &Checkpoint, quantization: Option<Quantization>) -> Result<Vec<MatrixShape>, Error> {
     let runs = |parts: Vec<MatrixShape>| {
         let of_run = |run: &[MatrixShape]| (run[0].0, run.iter().map(|part| part.1).sum(), run[0].2);
         parts.chunk_by(|one, next| one.0 == next.0).map(of_run).collect::<Vec<_>>()
     };
-    Ok(stacked_shapes(checkpoint)?.into_iter().flat_map(runs).collect())
+    Ok(stacked_shapes(checkpoint, quantization)?.into_iter().flat_map(runs).collect())
 }
 
 /// The parts of each matrix that is loaded: those of the steps, and the embedding where it is not the head.
-pub(crate) fn stacks_of(checkpoint: &Checkpoint, config: &ModelConfig) -> Result<Vec<Vec<MatrixShape>>, Error> {
-    let mut stacks = stacked_shapes(checkpoint)?;
+pub(crate) fn stacks_of(
+    checkpoint: &Checkpoint,
+    config: &ModelConfig,
+    quantization: Option<Quantization>,
+) -> Result<Vec<Vec<MatrixShape>>, Error> {
+    let mut stacks = stacked_shapes(checkpoint, quantization)?;
     if !config.tied {
-        let table = checkpoint.tensor(EMBEDDING)?;
-        stacks.push(vec![(weight_type(table.dtype), table.shape[0], table.shape[1])]);
+        stacks.push(vec![shape_of(&checkpoint.tensor(EMBEDDING)?, None)]);
     }
     Ok(stacks)
+}
+
+/// What a tensor of two dimensions is stored as.
+fn shape_of(tensor: &TensorView<'_>, quantization: Option<Quantization>) -> MatrixShape {
+    let (of_file, cols) = (weight_type(tensor.dtype), tensor.shape[1]);
+    let stored = quantization.map_or(of_file, |quantization| quantization.makes(of_file, cols));
+    (stored, tensor.shape[0], cols)
 }
 
 /// Elements of each vector of a file.
@@ -101,14 +172,11 @@ pub(crate) fn vector_lens(checkpoint: &Checkpoint) -> Vec<usize> {
 }
 
 /// The shapes of the parts of each of these matrices.
-fn stacked_shapes(checkpoint: &Checkpoint) -> Result<Vec<Vec<MatrixShape>>, Error> {
+fn stacked_shapes(checkpoint: &Checkpoint, quantization: Option<Quantization>) -> Result<Vec<Vec<MatrixShape>>, Error> {
     let config = ModelConfig::from_checkpoint(checkpoint)?;
     let head = if config.tied { EMBEDDING } else { HEAD };
     let layers = (0..config.num_layers).flat_map(|layer| stacks(layer).into_iter());
-    let shape = |name: &String| {
-        let tensor = checkpoint.tensor(name)?;
-        Ok((weight_type(tensor.dtype), tensor.shape[0], tensor.shape[1]))
-    };
+    let shape = |name: &String| Ok(shape_of(&checkpoint.tensor(name)?, quantization));
     layers.chain([vec![head.to_string()]]).map(|names| names.iter().map(shape).collect()).collect()
 }
 
@@ -126,6 +194,7 @@ fn stacks(layer: usize) -> [Vec<String>; 4] {
 struct Loader<'a, B: Backend> {
     backend: &'a B,
     checkpoint: &'a Checkpoint,
+    quantization: Option<Quantization>,
     progress: &'a mut dyn FnMut(LoadProgress),
     done: usize,
     total: usize,
@@ -155,18 +224,20 @@ impl<'a, B: Backend> Loader<'a, B> {
         })
     }
 
-    /// One matrix of stacked tensors.
+    /// One matrix of stacked tensors, for products.
     fn matrix<S: AsRef<str>>(&mut self, names: &[S]) -> Result<B::Matrix, Error> {
+        self.stored(names, self.quantization)
+    }
+
+    /// One matrix of stacked tensors, stored so.
+    fn stored<S: AsRef<str>>(&mut self, names: &[S], quantization: Option<Quantization>) -> Result<B::Matrix, Error> {
         let tensors = self.tensors(names)?;
-        let parts: Vec<MatrixData<'_>> = tensors
-            .iter()
-            .map(|tensor| MatrixData {
-                weight_type: weight_type(tensor.dtype),
-                rows: tensor.shape[0],
-                cols: tensor.shape[1],
-                bytes: tensor.bytes,
-            })
-            .collect();
+        let made = tensors.iter().map(|tensor| made_of(tensor, quantization)).collect::<Result<Vec<_>, _>>()?;
+        let mut parts = Vec::with_capacity(tensors.len());
+        for (tensor, made) in tensors.iter().zip(&made) {
+            let (weight_type, rows, cols) = shape_of(tensor, quantization);
+            parts.push(MatrixData { weight_type, rows, cols, bytes: made.as_deref().unwrap_or(tensor.bytes) });
+        }
         let matrix = self.backend.matrix(&parts)?;
         self.advance(&tensors);
         Ok(matrix)
@@ -190,6 +261,16 @@ impl<'a, B: Backend> Loader<'a, B> {
         tensors.iter().for_each(|tensor| self.checkpoint.release(tensor));
         (self.progress)(LoadProgress { done: self.done, total: self.total });
     }
+}
+
+/// The rows of a tensor that is stored as another type than the file's.
+fn made_of(tensor: &TensorView<'_>, quantization: Option<Quantization>) -> Result<Option<Vec<u8>>, Error> {
+    let (weight_type, rows, cols) = shape_of(tensor, None);
+    if shape_of(tensor, quantization).0 == weight_type {
+        return Ok(None);
+    }
+    let rows = quantize_rows(MatrixData { weight_type, rows, cols, bytes: tensor.bytes });
+    rows.map(Some).map_err(|reason| Error::Quantization { tensor: tensor.name.to_owned(), reason })
 }
 
 fn weight_type(dtype: DType) -> WeightType {

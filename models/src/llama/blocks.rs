@@ -43,11 +43,13 @@ impl<B: Backend> Llama<B> {
     /// they fill blocks alike. It changes with [`Llama::set_softmax`] and [`Llama::set_attention`]. Before
     /// [`Llama::set_file_digest`] no two networks share one.
     pub fn identity(&self) -> String {
-        let Llama { config, layout, .. } = self;
+        let Llama { config, layout, quantization, .. } = self;
+        let weights =
+            quantization.map_or_else(String::new, |quantization| format!(", weights {}", quantization.name()));
         let info = self.backend.info();
         format!(
-            "file {file}; numerics {NUMERICS_VERSION} {name} {class}; {architecture}, {layers} layers, {heads:?}, \
-             {BLOCK_SIZE} keys of {dtype:?} a block; eps {eps:?}; {rope:?}; {attention:?} {softmax:?}",
+            "file {file}{weights}; numerics {NUMERICS_VERSION} {name} {class}; {architecture}, {layers} layers, \
+             {heads:?}, {BLOCK_SIZE} keys of {dtype:?} a block; eps {eps:?}; {rope:?}; {attention:?} {softmax:?}",
             file = self.file_digest,
             name = info.name,
             class = info.numerics_class,
