@@ -300,6 +300,29 @@ fn a_layer_at_decode_is_five_launches_and_a_step_five_more() {
     );
 }
 
+/// Of a quantized network the same launches read half as many bytes.
+#[test]
+fn a_gpu_reads_fp8_where_that_is_asked_for() {
+    let folder = folder();
+    let tiny = TinyModel { architecture: "qwen3", weight_type: TinyType::BF16, ..TinyModel::default() };
+    std::fs::write(folder.path().join("tiny.gguf"), tiny.to_gguf()).unwrap();
+    let launches = |words: &str, kernel: &str| {
+        let words = format!("bench launches -m tiny.gguf --keys 100 --json {words}");
+        let output = taper(&folder, &words).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let rows = String::from_utf8(output.stdout).unwrap();
+        let rows: Vec<Value> = rows.lines().map(|row| serde_json::from_str(row).unwrap()).collect();
+        let row = rows.iter().find(|row| row["kernel"] == kernel)?;
+        Some((row["launches"].as_u64().unwrap(), row["bytes"].as_u64().unwrap()))
+    };
+    let (num, bytes) = launches("", "gemm_mma_bf16_r8").unwrap();
+    let (of_fp8, bytes_of_fp8) = launches("--quantization fp8", "gemm_mma_f8_r8").unwrap();
+    assert_eq!(of_fp8, num);
+    assert!(bytes_of_fp8 * 32 > bytes * 17 && bytes_of_fp8 * 10 < bytes * 6, "{bytes_of_fp8} of {bytes}");
+    assert_eq!(launches("--quantization fp8", "gemm_mma_bf16_r8"), None);
+    assert!(launches("--quantization fp8", "embed_tiles_f8").is_some(), "the table is the head as well");
+}
+
 #[test]
 fn auto_and_cpu_are_the_processor_whatever_else_there_is() {
     let folder = folder();

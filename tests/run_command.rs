@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use taper_testkit::tiny::TinyModel;
+use taper_testkit::tiny::{TinyModel, TinyType};
 use tempfile::TempDir;
 
 /// Positions of the tiny model.
@@ -123,6 +123,36 @@ fn keys_and_values_are_stored_as_is_asked_for_or_nothing_is_computed() {
     }
     assert!(complaint(&run("f8")).contains("say f16, or q8_0 for a byte each"));
     assert!(misuse(&run("q3")).contains("[possible values: f16, bf16, f32, q8_0, f8]"));
+}
+
+#[test]
+fn a_processor_refuses_fp8_before_anything_is_fetched() {
+    let place = Place::new();
+    for words in ["run -p ab", "serve", "chat", "perplexity missing.txt", "bench model", "bench chat", "tune"] {
+        let words: Vec<&str> = words.split(' ').collect();
+        let mut command = place.command(&words);
+        let refused = complaint(
+            &command.args(["--quantization", "fp8", "--model", "hf:nobody/nothing/missing.gguf"]).output().unwrap(),
+        );
+        let parts = ["--quantization", "the processor", "Q8_0", "--device cuda"];
+        assert!(parts.iter().all(|part| refused.contains(part)), "{words:?}: {refused}");
+        let help = place.command(&words).arg("--help").output().unwrap();
+        let help = stdout(&help);
+        assert!(help.contains("--quantization <TYPE>") && help.contains("fp8: "), "{words:?}: {help}");
+    }
+    assert!(misuse(&place.run(&["-p", "ab", "--quantization", "int4"])).contains("[possible values: fp8]"));
+}
+
+#[test]
+fn matrices_of_floats_are_quantized_where_that_is_asked_for() {
+    let run = |weight_type| {
+        let place = Place::with_model(&TinyModel { weight_type, context: CONTEXT, ..TinyModel::default() }.to_gguf());
+        let words = ["-p", "ab", "--raw", "-n", "3", "--ignore-eos", "--json"];
+        place.run(&[&words[..], &["--backend", "reference", "--quantization", "fp8"]].concat())
+    };
+    assert_eq!(ids(&json(&run(TinyType::BF16))["tokens"]).len(), 3);
+    let refused = complaint(&run(TinyType::Q8_0));
+    assert!(refused.contains("fp8 would change nothing") && refused.contains("Q8_0"), "{refused}");
 }
 
 #[test]

@@ -39,6 +39,7 @@ pub fn load_options(cases: &[Case], attention: AttentionScheme) -> LoadOptions {
         max_logit_rows: cases.iter().map(|case| case.num_sequences()).max().unwrap_or(1),
         kv_dtype: KvDtype::F16,
         attention,
+        quantization: None,
     }
 }
 

@@ -6,6 +6,7 @@ mod device;
 mod doctor;
 mod engine;
 mod kv;
+mod quantization;
 mod selftest;
 mod tune;
 
@@ -15,6 +16,7 @@ pub(crate) use device::{Device, DeviceArgs};
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use engine::EngineArgs;
 pub(crate) use kv::KvKind;
+pub(crate) use quantization::QuantizationKind;
 pub(crate) use selftest::SelftestArgs;
 pub(crate) use tune::TuneArgs;
 
@@ -92,6 +94,11 @@ pub(crate) struct ModelArgs {
     /// How finely activations are rounded where they meet quantized weights.
     #[arg(long, value_enum, default_value_t = ActivationsKind::Full, env = "TAPER_ACTIVATIONS")]
     pub(crate) activations: ActivationsKind,
+
+    /// What matrices that the file has as F32, F16 or BF16 become when they are loaded: `fp8` halves the bytes of BF16 that a token
+    /// reads. Others stay as they are, and so does a draft model [default: what the file has].
+    #[arg(long, value_enum, value_name = "TYPE", env = "TAPER_QUANTIZATION")]
+    pub(crate) quantization: Option<QuantizationKind>,
 
     /// What computes; `reference` is the slow specification.
     #[arg(long, value_enum, default_value_t = BackendKind::Cpu, hide = true)]

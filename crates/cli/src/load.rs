@@ -65,6 +65,7 @@ pub(crate) fn with_model<T: ModelTask>(
     progress: &dyn Progress,
     mut task: T,
 ) -> Result<T::Output> {
+    let options = LoadOptions { quantization: args.quantization(), ..options };
     match (args.device.device, args.backend) {
         (Device::Cuda(index), BackendKind::Cpu) => {
             if args.threads.is_some() || args.isa.is_some() || args.activations != ActivationsKind::Full {
@@ -233,6 +234,8 @@ pub(crate) fn load_engine(
         max_rows: LoadOptions::default().max_rows.max(config.max_batch),
         attention: args.attention.scheme(),
         kv_dtype,
+        // `with_model` says.
+        quantization: None,
     };
     let digest = engine.cache_dir.as_deref().map(|folder| file_digest(&path, folder)).transpose();
     let digest = digest.with_context(|| format!("cannot read {}", path.display()))?;

@@ -28,6 +28,10 @@ fn main() -> ExitCode {
         output::failure(&error);
         return ExitCode::from(DEVICE_UNUSABLE);
     }
+    if let Err(error) = cli.command.check_quantization() {
+        output::failure(&error);
+        return ExitCode::FAILURE;
+    }
     let result = match cli.command {
         Command::Serve(args) => commands::serve::run(args),
         Command::Chat(args) => commands::chat::run(&args),

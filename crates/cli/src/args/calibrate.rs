@@ -39,6 +39,7 @@ impl CalibrateArgs {
             threads: self.compute.threads,
             isa: self.compute.isa.clone(),
             activations: ActivationsKind::Full,
+            quantization: None,
             backend: BackendKind::Cpu,
             attention: AttentionKind::Splitkv,
             softmax: SoftmaxKind::Online,

@@ -1,7 +1,7 @@
 //! `taper tune` on the command line.
 
 use super::bench::ComputeArgs;
-use super::{ActivationsKind, DeviceArgs, positive};
+use super::{ActivationsKind, DeviceArgs, QuantizationKind, positive};
 use clap::Args;
 use std::path::PathBuf;
 use taper_bench::tune::ROWS;
@@ -21,6 +21,10 @@ pub(crate) struct TuneArgs {
     /// Models whose shapes are measured: an alias, a file, `hf:...` or `pip:...`; may be given several times.
     #[arg(long = "model", short = 'm', value_name = "NAME", default_value = taper_hub::DEFAULT_MODEL, env = "TAPER_MODEL")]
     pub(crate) models: Vec<String>,
+
+    /// What the models' matrices become when they are loaded, as `taper serve` is told.
+    #[arg(long, value_enum, value_name = "TYPE", env = "TAPER_QUANTIZATION")]
+    pub(crate) quantization: Option<QuantizationKind>,
 
     /// Shapes to measure instead (with --explain, to print), such as "Q4_0 2048x8192" (outputs, inputs); may be given several
     /// times.

@@ -12,6 +12,7 @@ use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 use taper_engine::{EngineConfig, EngineHandle};
 use taper_kernels::cuda::NUMERICS_CLASS_BY_ROWS;
+use taper_models::Quantization;
 use taper_server::{ServedModel, ServerState};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
@@ -118,7 +119,7 @@ fn load(args: &ServeArgs, state: &ServerState) -> Result<EngineHandle> {
         state.set_aliases(vec![args.model.model.clone()]);
     }
     let deterministic = numerics_class != NUMERICS_CLASS_BY_ROWS;
-    let fingerprint = fingerprint(numerics_class);
+    let fingerprint = fingerprint(args.model.quantization(), numerics_class);
     let served = engine.clone();
     state.set_ready(ServedModel {
         id,
@@ -136,10 +137,11 @@ fn load(args: &ServeArgs, state: &ServerState) -> Result<EngineHandle> {
 
 /// Two servers of one fingerprint and one model give the same answer to the same seed, unless the class of arithmetic says that
 /// it may depend on what else was computed ([`NUMERICS_CLASS_BY_ROWS`]).
-fn fingerprint(numerics_class: &str) -> String {
+fn fingerprint(quantization: Option<Quantization>, numerics_class: &str) -> String {
+    let weights = quantization.map_or_else(String::new, |quantization| format!("{}-", quantization.name()));
     match env!("TAPER_COMMIT") {
-        "unknown" => format!("taper-{}-{numerics_class}", env!("CARGO_PKG_VERSION")),
-        commit => format!("taper-{}-{commit}-{numerics_class}", env!("CARGO_PKG_VERSION")),
+        "unknown" => format!("taper-{}-{weights}{numerics_class}", env!("CARGO_PKG_VERSION")),
+        commit => format!("taper-{}-{commit}-{weights}{numerics_class}", env!("CARGO_PKG_VERSION")),
     }
 }
 
@@ -198,7 +200,9 @@ mod tests {
 
     #[test]
     fn the_fingerprint_names_build_and_arithmetic() {
-        let fingerprint = fingerprint("a-class");
+        let of_weights = fingerprint(Some(Quantization::Fp8), "a-class");
+        assert!(of_weights.ends_with("-fp8-a-class"), "{of_weights}");
+        let fingerprint = fingerprint(None, "a-class");
         assert!(fingerprint.starts_with(concat!("taper-", env!("CARGO_PKG_VERSION"))), "{fingerprint}");
         assert!(fingerprint.ends_with("-a-class") && !fingerprint.contains("unknown"), "{fingerprint}");
     }

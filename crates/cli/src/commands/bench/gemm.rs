@@ -10,8 +10,11 @@ use taper_bench::{Effort, gemm, gpu, wall_seconds};
 use taper_kernels::{Backend, WeightType};
 
 pub(crate) fn run(args: &BenchGemmArgs) -> Result<()> {
-    let cases = gemm::Cases {
-        types: if args.types.is_empty() { WeightType::ALL.into() } else { args.types.clone() },
+    let cases = |takes: &dyn Fn(WeightType) -> bool| gemm::Cases {
+        types: match &args.types[..] {
+            [] => WeightType::ALL.into_iter().filter(|&weight_type| takes(weight_type)).collect(),
+            types => types.to_vec(),
+        },
         shapes: args.shapes.clone(),
         rows: args.rows.iter().map(|&rows| rows as usize).collect(),
         ring_bytes: args.ring_mib.saturating_mul(1 << 20),
@@ -28,12 +31,14 @@ pub(crate) fn run(args: &BenchGemmArgs) -> Result<()> {
                     Ok(())
                 })
             };
+            let cases = cases(&|weight_type| backend.takes(weight_type));
             bench.add(gemm::measure(&backend, &mut clock, &cases, &mut output::status)?);
             bench
         }
         Device::Auto | Device::Cpu => {
             let cpu = cpu(&args.compute)?;
             let mut bench = Bench::start(&args.output, setup(&cpu.info(), bytes))?;
+            let cases = cases(&|weight_type| cpu.takes(weight_type));
             bench.add(gemm::measure(&cpu, &mut |once| Ok(wall_seconds(once)), &cases, &mut output::status)?);
             bench
         }

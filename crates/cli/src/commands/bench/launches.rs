@@ -12,7 +12,7 @@ use serde::Serialize;
 use std::sync::Arc;
 use taper_kernels::cuda::{Cuda, DeviceProperties, Recorded, Recorder};
 use taper_kernels::{BLOCK_SIZE, KvDtype};
-use taper_models::{LoadOptions, LogitRows, ModelConfig, SequenceSlice};
+use taper_models::{LoadOptions, LogitRows, ModelConfig, Quantization, SequenceSlice};
 
 /// A kernel of the step.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -40,6 +40,7 @@ pub(crate) fn run(args: &BenchLaunchesArgs) -> Result<()> {
         max_logit_rows: args.batch,
         // As a GPU has by default.
         kv_dtype: KvDtype::BF16,
+        quantization: args.quantization.map(Quantization::from),
         ..LoadOptions::default()
     };
     let device = Arc::new(Recorder::new(h200()));

@@ -139,11 +139,15 @@ impl Measure<'_> {
             AttentionKind::Naive => "naive",
         };
         let file = self.path.file_name().unwrap_or_default().to_string_lossy();
-        params([
+        let mut about = params([
             ("model", file.into()),
             ("network", "taper".into()),
             ("attention", attention.into()),
             ("deterministic", (numerics_class != NUMERICS_CLASS_BY_ROWS).into()),
-        ])
+        ]);
+        if let Some(quantization) = self.args.model.quantization() {
+            about.insert("quantization".into(), quantization.name().into());
+        }
+        about
     }
 }

@@ -11,6 +11,7 @@ use comfy_table::CellAlignment;
 use std::path::Path;
 use taper_bench::tune::{Candidate, Cell, Effort, GpuProducts, price_of_exact_rows, shape_name};
 use taper_kernels::cuda::{Cuda, Driver, NUMERICS_CLASS, NUMERICS_CLASS_BY_ROWS, ProductChoice, RowOrder, TileChoice};
+use taper_models::Quantization;
 
 pub(super) fn run(args: &TuneArgs, index: usize) -> Result<()> {
     if args.check {
@@ -43,7 +44,8 @@ fn with_library(gpu: Cuda<Driver>) -> Cuda<Driver> {
 }
 
 fn measure(args: &TuneArgs, (gpu, of): (&Cuda<Driver>, &Subject), path: &Path) -> Result<()> {
-    let mut shapes = shapes_by(args, &taper_models::part_shapes)?;
+    let quantization = args.quantization.map(Quantization::from);
+    let mut shapes = shapes_by(args, &|checkpoint| taper_models::part_shapes(checkpoint, quantization))?;
     shapes.retain(|&shape| {
         let has_choice = TileChoice::is_of(shape);
         if !has_choice {
