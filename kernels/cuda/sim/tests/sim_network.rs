@@ -136,11 +136,15 @@ fn a_quantized_network_gives_the_greedy_tokens_of_the_reference() {
         seed,
         ..TinyModel::default()
     };
-    let models = [model("qwen3", TinyType::BF16, true, 1), model("llama", TinyType::F32, false, 1)];
-    for (index, model) in thinned(models, 2).enumerate() {
-        let expected = answers_of(load_as(Reference::new(), &model, fp8), ModelSoftmax::Online);
-        let lead = smallest_lead((&model, fp8), &ModelSoftmax::Bounded, &expected);
-        assert!(lead > 2.0, "{}: {lead}", model.architecture);
+    let kinds = [("qwen3", TinyType::BF16, true), ("llama", TinyType::F32, false)];
+    for (index, (architecture, weight_type, tied)) in thinned(kinds, 2).enumerate() {
+        // The first seed whose answers lead by more than rounding.
+        let of_seed = |seed| {
+            let model = model(architecture, weight_type, tied, seed);
+            let expected = answers_of(load_as(Reference::new(), &model, fp8), ModelSoftmax::Online);
+            (smallest_lead((&model, fp8), &ModelSoftmax::Bounded, &expected) > 2.0).then_some((model, expected))
+        };
+        let (model, expected) = (2..10).find_map(of_seed).expect("one of them does");
         let actual = answers_of(load_as(cuda(index as u32 + 3), &model, fp8), ModelSoftmax::Bounded);
         assert_eq!(actual, expected, "{}", model.architecture);
     }
