@@ -27,8 +27,8 @@
 //
 // Bytes: the matrix once for each `rows of a block`; 4 cols rows of x for each block of threads, and for each of its panels (pairs)
 // where x is staged in pieces. Flops: 2 n cols rows. Up to 8 rows DRAM bounds it: while an H200 brings 288 bytes of q4_0 to each
-// multiprocessor at 4.3 TB/s there are 62 slots for instructions, and a step of r8 takes about 50; bf16 has 220 slots for 35. With
-// more rows reading x from the second-level cache does: 16 rows of 4096 columns are 256 KB for each block, 64 rows 1 MB for each
+// multiprocessor at 4.3 TB/s there are 62 slots for instructions, and a step of r8 takes about 50; bf16 has 220 slots for 35, f8
+// (544 bytes a step) 117. With more rows reading x from the second-level cache does: 16 rows of 4096 columns are 256 KB for each block, 64 rows 1 MB for each
 // pair of panels of 256 KB (bf16). Computed, not measured.
 //
 // Before it waits for the kernel before it (ptx.cuh) it reads weights alone, which nothing writes once a model is loaded: each warp's

@@ -17,8 +17,8 @@ use axum::extract::{DefaultBodyLimit, OriginalUri, Request, State};
 use axum::http::Method;
 use axum::routing::{get, post};
 use axum::serve::Listener;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto::Builder;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
@@ -157,9 +157,9 @@ fn serve_connection(
     }
     let io = TokioIo::new(Box::pin(WriteTimeout::new(stream, door.timeouts.write_stall)));
     let service = TowerToHyperService::new(door.router.clone());
-    let mut builder = Builder::new(TokioExecutor::new()).http1_only();
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(door.timeouts.header).keep_alive(keep_alive);
-    let connection = graceful.watch(builder.serve_connection(io, service).into_owned());
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(door.timeouts.header).keep_alive(keep_alive);
+    let connection = graceful.watch(builder.serve_connection(io, service));
     connections.spawn(async move {
         if let Err(error) = connection.await {
             tracing::debug!(%error, "a connection ended early");

@@ -82,7 +82,8 @@ fn size(text: &str) -> Result<usize, String> {
 }
 
 /// A bound on the time between tokens: `100ms`, `4x` (times the undisturbed time) or both, `50ms,3x`, of which the larger
-/// counts. A bound that is asked for is kept down to chunks of 4 tokens, which take long on a processor with narrow vectors.
+/// counts. A bound that is asked for is kept down to chunks of 4 tokens: on a processor with AVX2 a chunk of 16 takes longer than
+/// some that one may want.
 pub(crate) fn itl_target(text: &str) -> Result<ItlTarget, String> {
     let expected = || format!("expected milliseconds, a factor, or both, such as 100ms, 4x or 50ms,3x, not {text:?}");
     let mut target = ItlTarget { at_least: Duration::ZERO, times_decode: 0.0, least_tokens: 4 };
