@@ -36,8 +36,9 @@ const FUNCTIONS: [&str; 12] = [
 ];
 /// Ways of a product that are kept, at most.
 const CANDIDATES: usize = 8;
-/// Products of other shapes that are kept; when there are more, all are forgotten, and asked for again.
-const MAX_PLANS: usize = 256;
+/// Products of other shapes that are kept: some for each number of rows that a step of prompts may have. When there are more, all are
+/// forgotten, and asked for again.
+const MAX_PLANS: usize = 8192;
 /// What the addresses of a product's operands are multiples of, at least.
 const ALIGNMENT: u32 = 16;
 
@@ -152,7 +153,7 @@ impl Plan {
                 self.out,
                 preference.0,
                 CANDIDATES as i32,
-                proposals[0].as_mut_ptr(),
+                proposals.as_mut_ptr().cast(),
                 &raw mut count,
             )
         };

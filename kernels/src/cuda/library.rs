@@ -1,4 +1,4 @@
-//! The driver's library, looked for as cudarc does and refused as an error where cudarc would panic.
+//! The driver's library (and NVIDIA's others), looked for as cudarc does and refused as an error where cudarc would panic.
 
 use super::error::ProbeError;
 use cudarc::driver::sys;

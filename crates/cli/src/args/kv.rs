@@ -31,6 +31,17 @@ impl KvKind {
         }
     }
 
+    /// What the flag calls a type.
+    pub(crate) fn name_of(dtype: KvDtype) -> &'static str {
+        match dtype {
+            KvDtype::F16 => "f16",
+            KvDtype::BF16 => "bf16",
+            KvDtype::F32 => "f32",
+            KvDtype::Q8_0 => "q8_0",
+            KvDtype::F8E4M3 => "f8",
+        }
+    }
+
     /// What this device is asked for.
     ///
     /// # Errors

@@ -36,6 +36,8 @@ impl Command {
             Command::Chat(args) => of_model(&args.model),
             Command::Run(args) => of_model(&args.model),
             Command::Perplexity(args) => of_model(&args.model),
+            // Who forgets quantizes nothing.
+            Command::Tune(args) if args.reset => return Ok(()),
             Command::Tune(args) => (args.quantization, args.device.device, BackendKind::Cpu),
             Command::Bench(args) => match &args.what {
                 BenchCommand::Model(args) => of_model(&args.model),

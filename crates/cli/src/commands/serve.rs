@@ -1,6 +1,6 @@
 //! `taper serve`: the socket first, then the model, then requests until a signal.
 
-use crate::args::ServeArgs;
+use crate::args::{KvKind, ModelArgs, ServeArgs};
 use crate::listen::listen;
 use crate::load::{self, Loaded};
 use crate::output;
@@ -12,7 +12,6 @@ use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 use taper_engine::{EngineConfig, EngineHandle};
 use taper_kernels::cuda::NUMERICS_CLASS_BY_ROWS;
-use taper_models::Quantization;
 use taper_server::{ServedModel, ServerState};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
@@ -119,7 +118,7 @@ fn load(args: &ServeArgs, state: &ServerState) -> Result<EngineHandle> {
         state.set_aliases(vec![args.model.model.clone()]);
     }
     let deterministic = numerics_class != NUMERICS_CLASS_BY_ROWS;
-    let fingerprint = fingerprint(args.model.quantization(), numerics_class);
+    let fingerprint = fingerprint(&args.model, numerics_class)?;
     let served = engine.clone();
     state.set_ready(ServedModel {
         id,
@@ -137,12 +136,16 @@ fn load(args: &ServeArgs, state: &ServerState) -> Result<EngineHandle> {
 
 /// Two servers of one fingerprint and one model give the same answer to the same seed, unless the class of arithmetic says that
 /// it may depend on what else was computed ([`NUMERICS_CLASS_BY_ROWS`]).
-fn fingerprint(quantization: Option<Quantization>, numerics_class: &str) -> String {
-    let weights = quantization.map_or_else(String::new, |quantization| format!("{}-", quantization.name()));
-    match env!("TAPER_COMMIT") {
-        "unknown" => format!("taper-{}-{weights}{numerics_class}", env!("CARGO_PKG_VERSION")),
-        commit => format!("taper-{}-{commit}-{weights}{numerics_class}", env!("CARGO_PKG_VERSION")),
+fn fingerprint(args: &ModelArgs, numerics_class: &str) -> Result<String> {
+    let mut parts = vec!["taper".to_owned(), env!("CARGO_PKG_VERSION").to_owned()];
+    parts.extend(Some(env!("TAPER_COMMIT").to_owned()).filter(|commit| commit != "unknown"));
+    parts.extend(args.quantization().map(|quantization| quantization.name().to_owned()));
+    let stored = args.kv_dtype()?;
+    if stored != KvKind::default_of(args.device.device) {
+        parts.push(format!("kv_{}", KvKind::name_of(stored)));
     }
+    parts.push(numerics_class.to_owned());
+    Ok(parts.join("-"))
 }
 
 fn announce(address: SocketAddr) {
@@ -179,6 +182,8 @@ impl Signals {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
     use std::sync::Arc;
     use taper_engine::stub::{StubRunner, stub_limits};
     use taper_engine::{Engine, Request};
@@ -200,10 +205,20 @@ mod tests {
 
     #[test]
     fn the_fingerprint_names_build_and_arithmetic() {
-        let of_weights = fingerprint(Some(Quantization::Fp8), "a-class");
-        assert!(of_weights.ends_with("-fp8-a-class"), "{of_weights}");
-        let fingerprint = fingerprint(None, "a-class");
-        assert!(fingerprint.starts_with(concat!("taper-", env!("CARGO_PKG_VERSION"))), "{fingerprint}");
-        assert!(fingerprint.ends_with("-a-class") && !fingerprint.contains("unknown"), "{fingerprint}");
+        let of = |flags: &str| {
+            let Ok(Cli { command: Command::Serve(args), .. }) =
+                Cli::try_parse_from(["taper", "serve"].into_iter().chain(flags.split_whitespace()))
+            else {
+                panic!("{flags} is not understood")
+            };
+            fingerprint(&args.model, "a-class").expect("it can be had")
+        };
+        let plain = of("");
+        assert!(plain.starts_with(concat!("taper-", env!("CARGO_PKG_VERSION"))), "{plain}");
+        assert!(plain.ends_with("-a-class") && !plain.contains("unknown"), "{plain}");
+        let begin = plain.strip_suffix("a-class").expect("seen above");
+        assert_eq!(of("--kv-cache-dtype q8_0"), format!("{begin}kv_q8_0-a-class"));
+        assert_eq!(of("--kv-cache-dtype f16"), plain, "the default");
+        assert_eq!(of("--device cuda --quantization fp8 --kv-cache-dtype f16"), format!("{begin}fp8-kv_f16-a-class"));
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use support::{Answer, bytes, checkpoint, read, request, tokenizer};
 use taper_cuda_sim::{Schedule, Sim};
 use taper_engine::{Engine, EngineConfig, ModelRunner, SamplingParams, Speculation};
-use taper_kernels::cuda::Cuda;
+use taper_kernels::cuda::{Cuda, ProductChoice};
 use taper_kernels::{AttentionScheme, BLOCK_SIZE, Backend, Draw, KvDtype, Reference, UnifiedRange};
 use taper_models::{Llama, LoadOptions, LogitRows, ModelSoftmax, Quantization, SequenceSlice};
 use taper_testkit::thin::thinned;
@@ -25,15 +25,17 @@ fn load<B: Backend>(backend: B, model: &TinyModel) -> Llama<B> {
 }
 
 fn load_as<B: Backend>(backend: B, model: &TinyModel, quantization: Option<Quantization>) -> Llama<B> {
-    let options = LoadOptions {
+    Llama::load(backend, &checkpoint(model), LoadOptions { quantization, ..options() }, &mut |_| {}).unwrap()
+}
+
+fn options() -> LoadOptions {
+    LoadOptions {
         num_blocks: Some(12),
         max_rows: 64,
         max_logit_rows: 16,
         kv_dtype: KvDtype::F32,
-        quantization,
         ..LoadOptions::default()
-    };
-    Llama::load(backend, &checkpoint(model), options, &mut |_| {}).unwrap()
+    }
 }
 
 /// Prompts of several lengths, one of them longer than a block.
@@ -163,16 +165,32 @@ fn warpgroups_give_the_greedy_tokens_of_the_reference() {
 /// All memory of a network is one allocation, and steps of any kind take none.
 #[test]
 fn a_network_is_one_allocation_and_no_step_takes_memory() {
-    for (architecture, softmax) in [("qwen3", ModelSoftmax::Bounded), ("qwen2", ModelSoftmax::Online)] {
-        let backend = cuda(2);
+    let quantized = TinyModel { architecture: "qwen3", weight_type: TinyType::Q8_0, ..TinyModel::default() };
+    let floats = TinyModel { architecture: "qwen2", weight_type: TinyType::BF16, ..TinyModel::default() };
+    // Attention on tensor cores shares keys among more blocks of threads.
+    let wide = TinyModel {
+        hidden: 128,
+        heads: 4,
+        kv_heads: 1,
+        head_dim: 64,
+        weight_type: TinyType::BF16,
+        ..TinyModel::default()
+    };
+    let (fp8, bf16) = (Some(Quantization::Fp8), KvDtype::BF16);
+    let mut with_library = cuda(2).with_exact_rows(false).unwrap().with_library().unwrap();
+    with_library.force_choice(Some(ProductChoice::Library(0)));
+    for (model, quantization, kv_dtype, backend, softmax) in [
+        (&quantized, None, KvDtype::F32, cuda(2), ModelSoftmax::Bounded),
+        (&floats, fp8, KvDtype::F32, cuda(2), ModelSoftmax::Online),
+        (&wide, None, bf16, cuda(2), ModelSoftmax::Bounded),
+        (&wide, None, bf16, with_library, ModelSoftmax::Bounded),
+    ] {
         let device = Arc::clone(backend.device());
         let (_, before) = device.num_allocations();
-        let (weight_type, quantization) = match architecture {
-            "qwen3" => (TinyType::Q8_0, None),
-            _ => (TinyType::BF16, Some(Quantization::Fp8)),
-        };
-        let model = TinyModel { architecture, weight_type, tied: false, ..TinyModel::default() };
-        let mut network = load_as(backend, &model, quantization);
+        let model = TinyModel { tied: false, ..model.clone() };
+        let architecture = model.architecture;
+        let options = LoadOptions { quantization, kv_dtype, ..options() };
+        let mut network = Llama::load(backend, &checkpoint(&model), options, &mut |_| {}).unwrap();
         network.set_softmax(softmax).unwrap();
         let (loaded, held) = device.num_allocations();
         assert!(held <= before + 1, "{architecture}: {before} allocations of the backend, and {held} with a network");

@@ -31,7 +31,11 @@ impl<D: Device> Heap<D> {
         let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
         // What is left of the last one goes back first, if nothing of it was used.
         *arena = None;
-        *arena = Some(Arena::new(&self.device, "the model", bytes)?);
+        *arena = Some(Arena::new(
+            &self.device,
+            "the model with its KV cache (--kv-cache-size) and the work of its steps",
+            bytes,
+        )?);
         Ok(())
     }
 }

@@ -89,7 +89,8 @@ impl Product {
                 // SAFETY: the caller's obligation; the part is tiles of bf16.
                 return unsafe { warpgroups.launch(cuda, size, self.x, part.bytes, to, bytes) };
             }
-            // SAFETY: the caller's obligation.
+            // SAFETY: the caller's obligation; `alone` has seen that there is a library. Outputs and bias of a part begin at the same
+            // element, so that one is aligned as the other.
             Some(Alone::Library(way)) if unsafe { library::multiply(cuda, size, self.x, part, to, way) } => return,
             // Where the library has no such product, tiles multiply.
             Some(Alone::Library(_)) | None => {}

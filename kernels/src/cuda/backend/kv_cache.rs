@@ -80,7 +80,8 @@ pub(super) fn block_bytes(layout: KvLayout) -> usize {
 }
 
 impl<D: Device> KvCache<D> {
-    pub(super) fn new(cuda: &Cuda<D>, layout: KvLayout) -> Result<KvCache<D>, Error> {
+    /// An error where the kernels know no such cache.
+    pub(super) fn check(cuda: &Cuda<D>, layout: KvLayout) -> Result<(), Error> {
         layout.check()?;
         if layout.head_dim > MAX_HEAD_DIM {
             return Err(Error::Unsupported(format!(
@@ -96,6 +97,11 @@ impl<D: Device> KvCache<D> {
                 layout.head_dim
             )));
         }
+        Ok(())
+    }
+
+    pub(super) fn new(cuda: &Cuda<D>, layout: KvLayout) -> Result<KvCache<D>, Error> {
+        KvCache::check(cuda, layout)?;
         let bytes = block_bytes(layout).saturating_mul(layout.num_blocks).saturating_mul(layout.num_layers);
         let memory = zeros(&cuda.heap, "the KV cache", bytes).map_err(to_error)?;
         let counts = zeros(&cuda.heap, "counts of recomputed rows", layout.num_layers).map_err(to_error)?;

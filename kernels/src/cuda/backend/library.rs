@@ -10,7 +10,7 @@ use super::{Cuda, FLOAT, int};
 use crate::cuda::device::{Argument, Device, DevicePtr, LibraryProduct};
 use crate::cuda::error::DeviceError;
 use crate::cuda::kernels::Kernel;
-use crate::cuda::memory::Memory;
+use crate::cuda::memory::{Arena, Memory};
 
 /// What the library may use for itself: what NVIDIA advises for compute capability 9.0.
 const WORKSPACE_BYTES: usize = 32 << 20;
@@ -42,11 +42,17 @@ impl<D: Device> Default for LibraryWork<D> {
 }
 
 impl<D: Device> LibraryWork<D> {
-    /// Bytes for rows of x of so many elements in all.
-    pub(super) fn bytes(elements_of_x: usize) -> usize {
-        let of_x = elements_of_x.next_power_of_two().saturating_mul(BF16);
-        // And what each begins at a multiple of.
-        (EXPANDED_BYTES + WORKSPACE_BYTES + 1024).saturating_add(of_x)
+    /// Bytes that are missing for rows of x of so many elements in all.
+    pub(super) fn missing(&self, elements_of_x: usize) -> usize {
+        let of_x = Arena::<D>::bytes_of::<u16>(elements_of_x.next_power_of_two());
+        match &self.memory {
+            Some(memory) if memory.x.len() >= elements_of_x => 0,
+            Some(_) => of_x,
+            None => {
+                let others = Arena::<D>::bytes_of::<u8>(EXPANDED_BYTES) + Arena::<D>::bytes_of::<u8>(WORKSPACE_BYTES);
+                others.saturating_add(of_x)
+            }
+        }
     }
 
     /// Where what grows is.
@@ -59,18 +65,17 @@ impl<D: Device> LibraryWork<D> {
     }
 
     fn taken(&mut self, heap: &Heap<D>, elements_of_x: usize) -> Result<&Taken<D>, DeviceError> {
-        let memory = match self.memory.take() {
-            Some(mut memory) => {
-                grow(&mut memory.x, heap, "rows of x", elements_of_x)?;
-                memory
-            }
-            None => Taken {
+        if let Some(memory) = &mut self.memory {
+            grow(&mut memory.x, heap, "rows of x", elements_of_x)?;
+        }
+        if self.memory.is_none() {
+            self.memory = Some(Taken {
                 weights: super::buffer::zeros(heap, "weights in rows", EXPANDED_BYTES / BF16)?,
                 x: super::buffer::zeros(heap, "rows of x", elements_of_x.next_power_of_two())?,
                 workspace: super::buffer::zeros(heap, "the library of products", WORKSPACE_BYTES)?,
-            },
-        };
-        Ok(self.memory.insert(memory))
+            });
+        }
+        Ok(self.memory.as_ref().expect("taken above"))
     }
 }
 
@@ -83,7 +88,7 @@ pub(super) fn has(tiled: TiledType, cols: usize) -> bool {
 ///
 /// # Safety
 /// x has `rows` rows of `cols` elements, and so has the part columns; the target has `rows` rows of its stride, of which the part
-/// has `num_outputs` from `out` on; the bias is null or one element for each output.
+/// has `num_outputs` from `out` on; the bias is null or one element for each output, aligned as `out` is; the device has a library.
 pub(super) unsafe fn multiply<D: Device>(
     cuda: &Cuda<D>,
     (rows, cols): (usize, usize),

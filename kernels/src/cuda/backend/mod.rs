@@ -200,7 +200,10 @@ impl<D: Device> Cuda<D> {
     /// every order of sums, unless rows may have other bits in company.
     pub fn choices(&self, shape: Shape, rows: usize) -> Vec<ProductChoice> {
         let Some(tiled) = TiledType::of(shape.weight_type, shape.inputs) else { return Vec::new() };
-        let of_tiles = TileChoice::candidates(rows).into_iter().map(ProductChoice::Tiles);
+        let rule = TileChoice::builtin(rows);
+        // Where a type has no kernel with so many rows of a block its neighbour is a candidate by itself.
+        let is_own = |choice: &TileChoice| *choice == rule || tiled.has_kernel_of(choice.rows_of_block);
+        let of_tiles = TileChoice::candidates(rows).into_iter().filter(is_own).map(ProductChoice::Tiles);
         let others = ProductChoice::of_other_orders().into_iter().filter(|choice| match choice {
             ProductChoice::Tiles(_) => false,
             ProductChoice::Warpgroups => tiled.has_warpgroups && self.warpgroups.is_some(),
@@ -317,6 +320,7 @@ impl<D: Device> Backend for Cuda<D> {
     }
 
     fn reserve(&self, demand: &Demand<'_>) -> Result<(), Error> {
+        KvCache::check(self, demand.cache)?;
         reserve::reserve(self, demand).map_err(to_error)
     }
 

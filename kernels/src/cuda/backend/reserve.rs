@@ -3,7 +3,6 @@
 use super::attention::{most_shared, state_floats};
 use super::buffer::Heap;
 use super::kv_cache::{block_bytes, stored};
-use super::library::LibraryWork;
 use super::tables::DeviceTables;
 use super::weights::Matrix;
 use super::{Cuda, INTEGERS};
@@ -45,7 +44,7 @@ pub(super) fn reserve<D: Device>(cuda: &Cuda<D>, demand: &Demand<'_>) -> Result<
         // Its counts.
         floats(cache.num_layers),
         sum(&mut of_work.into_iter()),
-        if cuda.has_library { LibraryWork::<D>::bytes(of_library) } else { 0 },
+        if cuda.has_library { cuda.work().library.missing(of_library) } else { 0 },
     ];
     cuda.heap.reserve(sum(&mut parts.into_iter()))?;
     let heap: &Heap<D> = &cuda.heap;

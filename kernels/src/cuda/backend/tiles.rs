@@ -50,6 +50,12 @@ macro_rules! tiled {
 }
 
 impl TiledType {
+    /// Whether a kernel of its own has that many rows a block.
+    pub(super) fn has_kernel_of(self, rows_of_block: usize) -> bool {
+        let mut kernels = ROWS_OF_BLOCK.into_iter().zip(self.gemm);
+        kernels.any(|(of_block, (_, rows))| of_block == rows_of_block && rows == rows_of_block)
+    }
+
     /// Of matrices with so many columns, if they have tiles.
     pub(super) fn of(weight_type: WeightType, cols: usize) -> Option<TiledType> {
         let mut tiled = match weight_type {

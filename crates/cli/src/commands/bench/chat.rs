@@ -1,7 +1,7 @@
 //! `taper bench chat`
 
 use super::{Bench, setup, try_to_write};
-use crate::args::{ActivationsKind, BackendKind, BenchChatArgs, ModelArgs};
+use crate::args::{ActivationsKind, BackendKind, BenchChatArgs, KvKind, ModelArgs};
 use crate::load::{self, ModelTask};
 use crate::progress::Bars;
 use anyhow::{Result, bail};
@@ -37,7 +37,10 @@ pub(crate) fn run(args: &BenchChatArgs) -> Result<()> {
     let (mut mixed, _) = conversation(ActivationsKind::Mixed)?;
     let mut bench = Bench::start(&args.output, setup(&info, args.output.bandwidth_bytes()))?;
     let file = resolved.path.file_name().unwrap_or_default().to_string_lossy();
-    let about = params([("model", file.into())]);
+    let mut about = params([("model", file.into()), ("kv", KvKind::name_of(kv_dtype).into())]);
+    if let Some(quantization) = args.model.quantization() {
+        about.insert("quantization".into(), quantization.name().into());
+    }
     bench.add(chat::measure(full.as_mut(), mixed.as_mut(), (script, args.repeat), &about)?);
     bench.finish(|finished| chat::findings(&finished.records))
 }

@@ -1,7 +1,7 @@
 //! `taper bench model`
 
 use super::{Bench, candle_driver, setup, setup_on, try_to_write};
-use crate::args::{AttentionKind, BenchModelArgs, FillKind, NamedCase, PeerKind};
+use crate::args::{AttentionKind, BenchModelArgs, FillKind, KvKind, NamedCase, PeerKind};
 use crate::load::{self, ModelTask};
 use crate::output;
 use crate::progress::Bars;
@@ -11,7 +11,7 @@ use taper_bench::candle::Candle;
 use taper_bench::model::{self, ModelCase};
 use taper_bench::{Case, Measurement, Peer, Setup, figure, params};
 use taper_kernels::cuda::{Cuda, Driver, NUMERICS_CLASS_BY_ROWS};
-use taper_kernels::{AttentionScheme, Backend};
+use taper_kernels::{AttentionScheme, Backend, KvDtype};
 use taper_models::{Llama, LoadOptions, ModelConfig, ModelSoftmax};
 
 pub(crate) fn run(args: &BenchModelArgs) -> Result<()> {
@@ -32,12 +32,13 @@ pub(crate) fn run(args: &BenchModelArgs) -> Result<()> {
     let plain: Vec<Case> = cases.iter().map(|named| named.case).collect();
     let kv_dtype = args.model.kv_dtype()?;
     let options = LoadOptions { kv_dtype, ..model::load_options(&plain, args.model.attention.scheme()) };
-    let task = Measure { args, cases, path: &resolved.path, candle, gpu: None };
+    let task = Measure { args, kv_dtype, cases, path: &resolved.path, candle, gpu: None };
     load::with_model(&args.model, &checkpoint, options, &progress, task)
 }
 
 struct Measure<'a> {
     args: &'a BenchModelArgs,
+    kv_dtype: KvDtype,
     cases: Vec<NamedCase>,
     path: &'a Path,
     candle: Option<PathBuf>,
@@ -143,6 +144,7 @@ impl Measure<'_> {
             ("model", file.into()),
             ("network", "taper".into()),
             ("attention", attention.into()),
+            ("kv", KvKind::name_of(self.kv_dtype).into()),
             ("deterministic", (numerics_class != NUMERICS_CLASS_BY_ROWS).into()),
         ]);
         if let Some(quantization) = self.args.model.quantization() {

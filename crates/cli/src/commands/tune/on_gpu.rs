@@ -45,6 +45,9 @@ fn with_library(gpu: Cuda<Driver>) -> Cuda<Driver> {
 
 fn measure(args: &TuneArgs, (gpu, of): (&Cuda<Driver>, &Subject), path: &Path) -> Result<()> {
     let quantization = args.quantization.map(Quantization::from);
+    if quantization.is_some() && !args.shapes.is_empty() {
+        output::status("--quantization is about models: a --shape says its type itself");
+    }
     let mut shapes = shapes_by(args, &|checkpoint| taper_models::part_shapes(checkpoint, quantization))?;
     shapes.retain(|&shape| {
         let has_choice = TileChoice::is_of(shape);
