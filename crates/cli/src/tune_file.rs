@@ -393,7 +393,7 @@ mod tests {
         let shape = parse_shape("Q4_0 64x96").unwrap();
         let tiles = TileChoice::candidates(9).into_iter().map(ProductChoice::Tiles);
         let costs: Vec<_> = tiles.zip([3e-6, 1e-6, 2e-6]).collect();
-        let others = vec![(ProductChoice::Warpgroups, 5e-6), costs[1], (ProductChoice::Library(0), 9e-7)];
+        let others = vec![(ProductChoice::Warpgroups, 5e-6), costs[1], (ProductChoice::Library(0), 5e-7)];
         let cells = [
             Cell { shape, activations: RowOrder::Exact, rows: 9, costs },
             Cell { shape, activations: RowOrder::ByRows, rows: 9, costs: others },
