@@ -1,7 +1,7 @@
 //! Which implementation of a matrix product is the fastest on this machine, for each shape, number of rows and rounding of
 //! activations. [`Products`] measures a [`Cell`] per combination; what comes of cells is a [`Tuning`]: the numbers of rows from
 //! which on another choice is taken. [`price`] says what the numerics class costs, [`check`] how good the choices are. On a GPU
-//! [`GpuProducts`] measures, and what comes of it is a [`ProductTuning`].
+//! [`GpuProducts`] measures, and what comes of it is a [`taper_kernels::cuda::ProductTuning`].
 
 pub mod check;
 mod on_gpu;
