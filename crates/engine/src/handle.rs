@@ -146,6 +146,10 @@ struct Door {
     is_draining: bool,
 }
 
+/// How many sequences that came later may begin before one that waits, whatever their priorities: beside a batch of tens, some
+/// seconds.
+const PATIENCE: usize = 64;
+
 /// What a request is told when there is nobody to take it.
 const HAS_ENDED: &str = "its thread has ended; restart the program";
 
@@ -195,7 +199,7 @@ impl Engine {
         let token_budget = config.token_budget.unwrap_or(max_rows).clamp(1, max_rows);
         let max_batch = config.max_batch.clamp(1, max_logit_rows.min(token_budget));
         let scheduler = Scheduler::new(
-            SchedulerConfig { max_batch, token_budget, max_logit_rows },
+            SchedulerConfig { max_batch, token_budget, max_logit_rows, patience: PATIENCE },
             BlockManager::new(num_blocks, block_size),
         );
         let shared = Arc::new(Shared {

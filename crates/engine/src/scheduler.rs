@@ -17,8 +17,11 @@
 //! 4. A running sequence that needs a block when none is free takes those of the last in rank, which goes back to waiting and
 //!    recomputes later, as far as its blocks are not found in the prefix cache by then. It may be itself.
 //!
-//! Nobody waits forever among equal priorities: the first in rank is never preempted by another, so it ends, and everyone
-//! becomes the first. A sequence that does not fit although nobody else holds a block is reported as exhausted.
+//! 5. A waiting sequence that as many later ones have passed as [`SchedulerConfig::patience`] says is more urgent than any
+//!    priority from then on.
+//!
+//! So nobody waits forever: the first in rank is never preempted by another, so it ends, and everyone becomes the first. A
+//! sequence that does not fit although nobody else holds a block is reported as exhausted.
 
 mod admission;
 mod prompts;
@@ -40,7 +43,7 @@ pub struct SequenceId(pub u64);
 pub struct Arrival {
     /// Its known tokens; at least one.
     pub chain: BlockChain,
-    /// Lower is served earlier, as in vLLM.
+    /// Lower is served earlier, as in vLLM, within what [`SchedulerConfig::patience`] leaves.
     pub priority: i32,
     /// Whether every one of its known tokens needs logits. Then nothing of it is taken from the prefix cache.
     pub all_logits: bool,
@@ -88,6 +91,8 @@ pub struct SchedulerConfig {
     pub token_budget: usize,
     /// Most rows of logits of one step; at least `max_batch`.
     pub max_logit_rows: usize,
+    /// How many sequences that came later begin, or begin again, before one that waits; after that it passes all.
+    pub patience: usize,
 }
 
 /// Bounds of one step.
@@ -120,7 +125,7 @@ pub struct Scheduler {
 impl Scheduler {
     /// Nothing to do yet, all blocks free.
     pub fn new(config: SchedulerConfig, blocks: BlockManager) -> Self {
-        let SchedulerConfig { max_batch, token_budget, max_logit_rows } = config;
+        let SchedulerConfig { max_batch, token_budget, max_logit_rows, .. } = config;
         assert!(max_batch > 0, "a batch has room for at least one sequence");
         assert!(token_budget >= max_batch, "a budget of {token_budget} tokens cannot advance {max_batch} sequences");
         assert!(
@@ -246,6 +251,9 @@ impl Scheduler {
             budget.rows = budget.rows.min(limits.prompt_tokens.max(1));
         }
         self.schedule_prompts(&mut step, &mut budget);
+        for admission in &step.admitted {
+            self.let_pass(admission.sequence);
+        }
         step
     }
 

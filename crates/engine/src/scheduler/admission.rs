@@ -5,6 +5,9 @@ use crate::BlockHash;
 use crate::block_manager::{BlockTable, Miss};
 use std::collections::HashMap;
 
+/// The priority of those that have been passed often enough.
+const MOST_URGENT: i32 = i32::MIN;
+
 /// A sequence that begins to hold blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Admission {
@@ -50,6 +53,20 @@ impl Scheduler {
             self.begin(rank, step);
             for &name in self.sequences[&rank.1].unpublished() {
                 in_flight.entry(name).or_insert(rank.0);
+            }
+        }
+    }
+
+    /// Notes that a sequence began before those that came earlier and wait.
+    pub(super) fn let_pass(&mut self, later: SequenceId) {
+        let passed: Vec<Rank> = self.waiting.iter().filter(|(_, id)| *id < later).copied().collect();
+        for rank in passed {
+            let state = self.sequences.get_mut(&rank.1).expect("it waits");
+            state.num_passed_by += 1;
+            if state.num_passed_by > self.config.patience && state.priority != MOST_URGENT {
+                state.priority = MOST_URGENT;
+                self.waiting.remove(&rank);
+                self.waiting.insert((MOST_URGENT, rank.1));
             }
         }
     }

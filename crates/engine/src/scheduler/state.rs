@@ -10,6 +10,8 @@ pub(super) struct State {
     /// Its known tokens.
     pub(super) chain: BlockChain,
     pub(super) priority: i32,
+    /// How many that came later began while it waited.
+    pub(super) num_passed_by: usize,
     pub(super) all_logits: bool,
     /// Tokens whose keys and values lie in `blocks`.
     pub(super) num_computed: usize,
@@ -28,6 +30,7 @@ impl State {
         State {
             chain,
             priority,
+            num_passed_by: 0,
             all_logits,
             num_computed: 0,
             num_published: 0,

@@ -5,7 +5,7 @@ use crate::block_manager::Miss;
 mod random_schedules;
 
 fn scheduler(max_batch: usize, token_budget: usize, num_blocks: usize, block_size: usize) -> Scheduler {
-    let config = SchedulerConfig { max_batch, token_budget, max_logit_rows: token_budget };
+    let config = SchedulerConfig { max_batch, token_budget, max_logit_rows: token_budget, patience: 3 };
     Scheduler::new(config, BlockManager::new(num_blocks, block_size))
 }
 
@@ -339,7 +339,7 @@ fn wrong_guesses_are_never_published() {
 
 #[test]
 fn a_prompt_whose_every_row_is_wanted_takes_nothing_from_the_cache_and_as_many_rows_as_have_logits() {
-    let config = SchedulerConfig { max_batch: 2, token_budget: 64, max_logit_rows: 4 };
+    let config = SchedulerConfig { max_batch: 2, token_budget: 64, max_logit_rows: 4, patience: 3 };
     let mut scheduler = Scheduler::new(config, BlockManager::new(20, 4));
     let tokens: Vec<u32> = (0..9).collect();
     scheduler.add(A, arrival(&scheduler, &tokens));
@@ -348,4 +348,22 @@ fn a_prompt_whose_every_row_is_wanted_takes_nothing_from_the_cache_and_as_many_r
     for tokens in [0..3, 3..6, 6..9] {
         assert_eq!(entries(&advance(&mut scheduler))[1], (B, tokens));
     }
+}
+
+#[test]
+fn urgent_ones_pass_a_sequence_as_often_as_its_patience_says_and_then_none_does() {
+    // One at a time, and always another urgent one in the queue.
+    let mut scheduler = scheduler(1, 64, 20, 4);
+    let urgent = |number: u64| SequenceId(1 + number);
+    add_urgent(&mut scheduler, urgent(0), 4);
+    add(&mut scheduler, A, 4);
+    let mut served = Vec::new();
+    for number in 0..8 {
+        add_urgent(&mut scheduler, urgent(number + 1), 4);
+        let step = advance(&mut scheduler);
+        served.extend(step.entries.iter().map(|entry| entry.sequence));
+        step.entries.iter().for_each(|entry| scheduler.remove(entry.sequence));
+    }
+    let place = served.iter().position(|&id| id == A).expect("served");
+    assert_eq!(place, 4, "three pass, and the one that makes it lose its patience: {served:?}");
 }

@@ -50,11 +50,11 @@ fn client(priorities: std::ops::Range<i32>) -> impl Strategy<Value = Client> {
 fn world(priorities: std::ops::Range<i32>) -> impl Strategy<Value = World> {
     let clients = prop::collection::vec(client(priorities), 1..24);
     let config = (1usize..9, 0usize..30, 0usize..20, 1usize..40);
-    (config, 4usize..40, 1usize..9, clients).prop_map(
-        |((max_batch, spare, spare_logits, prompt_tokens), num_blocks, block_size, mut clients)| {
+    (config, 4usize..40, 1usize..9, clients, 0usize..8).prop_map(
+        |((max_batch, spare, spare_logits, prompt_tokens), num_blocks, block_size, mut clients, patience)| {
             clients.sort_by_key(|client| client.arrives);
             let max_logit_rows = max_batch + spare_logits;
-            let config = SchedulerConfig { max_batch, token_budget: max_batch + spare, max_logit_rows };
+            let config = SchedulerConfig { max_batch, token_budget: max_batch + spare, max_logit_rows, patience };
             World { config, prompt_tokens, num_blocks, block_size, clients }
         },
     )
@@ -75,6 +75,8 @@ struct Life<'a> {
     world: &'a World,
     scheduler: Scheduler,
     ledgers: BTreeMap<SequenceId, Ledger>,
+    /// How often somebody who came later began while a sequence waited for nothing but room.
+    passed: BTreeMap<SequenceId, usize>,
     memory: Vec<Vec<Option<u32>>>,
     num_ids: u64,
     num_ended: usize,
@@ -88,6 +90,7 @@ impl Life<'_> {
             world,
             scheduler: Scheduler::new(world.config, blocks),
             ledgers: BTreeMap::new(),
+            passed: BTreeMap::new(),
             memory: vec![vec![None; world.block_size]; world.num_blocks],
             num_ids: 0,
             num_ended: 0,
@@ -170,7 +173,8 @@ impl Life<'_> {
         }
     }
 
-    fn check(&self, step: &Step) {
+    /// `first` was the first in rank when the step was decided.
+    fn check(&self, step: &Step, first: Option<SequenceId>) {
         let World { config, .. } = *self.world;
         assert!(step.num_rows() <= config.token_budget, "over budget: {step:?}");
         assert!(self.scheduler.num_running() <= config.max_batch);
@@ -192,10 +196,15 @@ impl Life<'_> {
         }
         assert!(logit_rows <= config.max_logit_rows, "{logit_rows} rows of logits in {step:?}");
         assert!(!is_decoding || prompt_rows <= self.world.prompt_tokens, "{prompt_rows} prompt rows in {step:?}");
-        self.check_sequences(step, &scheduled);
+        self.check_sequences(step, &scheduled, first);
     }
 
-    fn check_sequences(&self, step: &Step, scheduled: &BTreeSet<SequenceId>) {
+    fn first(&self) -> Option<SequenceId> {
+        let firsts = self.scheduler.running.first().into_iter().chain(self.scheduler.waiting.first());
+        firsts.min().map(|rank| rank.1)
+    }
+
+    fn check_sequences(&self, step: &Step, scheduled: &BTreeSet<SequenceId>, first: Option<SequenceId>) {
         for (&id, state) in &self.scheduler.sequences {
             assert_eq!(state.num_tokens(), self.ledgers[&id].tokens.len());
             assert!(state.is_running || state.blocks.as_slice().is_empty(), "{id:?} waits and holds blocks");
@@ -207,17 +216,35 @@ impl Life<'_> {
         }
         // Nobody starves: the first in rank is served in every step, unless another computes its beginning just now, or those
         // that passed it meanwhile hold the blocks that it needs; then nobody else begins.
-        let first = self.scheduler.running.first().into_iter().chain(self.scheduler.waiting.first()).min();
-        let Some(&(_, first)) = first.filter(|_| step.exhausted.is_empty()) else { return };
+        let Some(first) = first.filter(|_| step.exhausted.is_empty()) else { return };
         // Who computed the beginning may just have made room for someone urgent.
         let is_excused = step.admitted.is_empty() || !step.preempted.is_empty();
         if !scheduled.contains(&first) && !is_excused {
-            let running = self.scheduler.running.iter();
-            let in_flight: HashSet<&BlockHash> =
-                running.flat_map(|rank| self.scheduler.chain(rank.1).names()).collect();
-            let cacheable = self.scheduler.sequences[&first].cacheable();
-            let waits_for_another = cacheable.iter().any(|name| in_flight.contains(name));
-            assert!(waits_for_another, "{first:?} is the first and idle in {step:?}");
+            assert!(self.waits_for_another(first), "{first:?} is the first and idle in {step:?}");
+        }
+    }
+
+    /// Whether somebody may be computing what it needs.
+    fn waits_for_another(&self, id: SequenceId) -> bool {
+        let running = self.scheduler.running.iter();
+        let in_flight: HashSet<&BlockHash> = running.flat_map(|rank| self.scheduler.chain(rank.1).names()).collect();
+        self.scheduler.sequences[&id].cacheable().iter().any(|name| in_flight.contains(name))
+    }
+
+    /// Whoever waits is passed a few times, whatever the priorities.
+    fn check_patience(&mut self, step: &Step) {
+        let SchedulerConfig { patience, max_batch, .. } = self.world.config;
+        for new in &step.admitted {
+            let waiting = self.scheduler.waiting.iter().map(|rank| rank.1).filter(|&id| id < new.sequence);
+            // Who can never fit is told so in the step that comes to it, and others begin in the same.
+            let is_served = |id: &SequenceId| !step.exhausted.contains(id) && !self.waits_for_another(*id);
+            let passed: Vec<SequenceId> = waiting.filter(is_served).collect();
+            for id in passed {
+                let times = self.passed.entry(id).or_default();
+                *times += 1;
+                // In the step that makes it lose its patience a whole batch may begin.
+                assert!(*times <= patience + max_batch, "{id:?} was passed {times} times");
+            }
         }
     }
 
@@ -284,8 +311,10 @@ impl Life<'_> {
             }
         }
         self.guess();
+        let first = self.first();
         let step = self.scheduler.schedule(StepLimits { prompt_tokens: self.world.prompt_tokens });
-        self.check(&step);
+        self.check(&step, first);
+        self.check_patience(&step);
         self.run(&step);
         for &id in &step.exhausted {
             let room = self.world.num_blocks * self.world.block_size;
@@ -341,7 +370,7 @@ fn everyone_finishes_where_blocks_are_so_few_that_sequences_keep_preempting_each
         guesses: 0,
         all_logits: false,
     };
-    let config = SchedulerConfig { max_batch: 4, token_budget: 8, max_logit_rows: 4 };
+    let config = SchedulerConfig { max_batch: 4, token_budget: 8, max_logit_rows: 4, patience: 64 };
     let clients = (0..8).map(client).collect();
     let tight = World { config, prompt_tokens: 4, num_blocks: 6, block_size: 2, clients };
     assert!(live(&tight) > 0);
