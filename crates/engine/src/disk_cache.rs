@@ -19,12 +19,13 @@ pub use file_digest::file_digest;
 use crate::BlockHash;
 use folder::{Folder, nanos};
 use index::Index;
+use memmap2::MmapMut;
 use record::Expected;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::SystemTime;
@@ -174,28 +175,35 @@ impl DiskCache {
 
     /// The bytes of a block, exactly as they were stored. A file that is not what it should be is removed and counted.
     pub fn load(&self, hash: BlockHash) -> Option<Vec<u8>> {
-        let path = self.shared.path(hash)?;
+        let mut bytes = Vec::new();
+        self.load_into(hash, &mut bytes).then_some(bytes)
+    }
+
+    /// [`DiskCache::load`] into a buffer that has room for it already: false, and of no use, where there is no such block.
+    pub fn load_into(&self, hash: BlockHash, bytes: &mut Vec<u8>) -> bool {
+        let Some(path) = self.shared.path(hash) else { return false };
         let expected = self.shared.expected(hash);
-        match folder::open_file(File::options().read(true), &path).and_then(|mut file| expected.read(&mut file)) {
-            Ok(Some(bytes)) => {
+        match folder::open_file(File::options().read(true), &path).and_then(|mut file| expected.read(&mut file, bytes))
+        {
+            Ok(true) => {
                 let mut state = self.shared.state();
                 state.stats.loaded += 1;
                 state.index.touch(hash, nanos(SystemTime::now()));
-                Some(bytes)
+                true
             }
             // The process that writes has removed it.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.shared.state().index.remove(hash);
-                None
+                false
             }
-            Ok(None) => self.shared.forget(hash, &path, "its checksum does not agree"),
+            Ok(false) => self.shared.forget(hash, &path, "its checksum does not agree"),
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 self.shared.forget(hash, &path, &error.to_string())
             }
             // Nothing is known of the block: the process may have no file descriptor left.
             Err(error) => {
                 tracing::debug!("{} cannot be read: {error}", path.display());
-                None
+                false
             }
         }
     }
@@ -206,7 +214,7 @@ impl DiskCache {
     ///
     /// # Panics
     /// When the bytes are not as many as a block has.
-    pub fn store(&self, hash: BlockHash, parent: Option<BlockHash>, bytes: Vec<u8>) {
+    pub fn store(&self, hash: BlockHash, parent: Option<BlockHash>, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.shared.block_bytes, "a block has the bytes of every block");
         let Some((sender, _)) = &self.writer else { return };
         {
@@ -215,9 +223,13 @@ impl DiskCache {
                 return;
             }
         }
-        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
-            sender.try_send(Job::Store { hash, parent, bytes })
-        {
+        // Pages of their own: of the heap, as many as ever waited together would stay.
+        let job = MmapMut::map_anon(bytes.len()).map(|mut pages| {
+            pages.copy_from_slice(bytes);
+            Job::Store { hash, parent, bytes: pages }
+        });
+        let is_taken = job.is_ok_and(|job| sender.try_send(job).is_ok());
+        if !is_taken {
             let mut state = self.shared.state();
             state.waiting.remove(&hash);
             state.stats.dropped += 1;
@@ -267,8 +279,8 @@ impl Shared {
         Expected { folder: self.folder.digest, hash, len: self.block_bytes }
     }
 
-    /// Drops a file that is of no use.
-    fn forget(&self, hash: BlockHash, path: &Path, why: &str) -> Option<Vec<u8>> {
+    /// Drops a file that is of no use; false, for it has nothing to load.
+    fn forget(&self, hash: BlockHash, path: &Path, why: &str) -> bool {
         let mut state = self.state();
         state.index.remove(hash);
         state.stats.damaged += 1;
@@ -276,7 +288,7 @@ impl Shared {
             tracing::warn!("{} is dropped: {why}; later ones are only counted", path.display());
         }
         self.folder.remove(path);
-        None
+        false
     }
 }
 

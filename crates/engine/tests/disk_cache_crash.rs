@@ -42,7 +42,7 @@ fn victim() {
         let chain = chain(number);
         let parents = std::iter::once(None).chain(chain.iter().copied().map(Some));
         for (&hash, parent) in chain.iter().zip(parents) {
-            cache.store(hash, parent, bytes(hash));
+            cache.store(hash, parent, &bytes(hash));
         }
         cache.flush();
     }

@@ -63,7 +63,7 @@ fn check<B: Backend>(backend: impl Fn() -> B, weight_type: TinyType, kv_dtype: K
     for (block, hash) in (0..).zip(chain(&cold)) {
         let mut bytes = Vec::new();
         cold.export_block(block, &mut bytes).unwrap();
-        cache.store(hash, parent, bytes);
+        cache.store(hash, parent, &bytes);
         parent = Some(hash);
     }
     drop((cache, cold));

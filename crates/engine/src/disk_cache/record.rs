@@ -43,15 +43,15 @@ impl Expected {
         file.flush()
     }
 
-    /// The bytes of the block; none when the file is another one, or damaged.
-    pub(super) fn read(self, file: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
+    /// Reads the bytes of the block into `bytes`. False when the file is another one, or damaged; `bytes` are of no use then.
+    pub(super) fn read(self, file: &mut impl Read, bytes: &mut Vec<u8>) -> io::Result<bool> {
         let mut header = Vec::with_capacity(HEADER);
         file.by_ref().take(HEADER as u64).read_to_end(&mut header)?;
         // One more than there should be, to see that nothing follows.
-        let mut bytes = Vec::with_capacity(self.len + 1);
-        file.by_ref().take(self.len as u64 + 1).read_to_end(&mut bytes)?;
-        let is_whole = bytes.len() == self.len && header == self.header(&bytes);
-        Ok(is_whole.then_some(bytes))
+        bytes.clear();
+        bytes.reserve_exact(self.len + 1);
+        file.by_ref().take(self.len as u64 + 1).read_to_end(bytes)?;
+        Ok(bytes.len() == self.len && header == self.header(bytes))
     }
 }
 
@@ -62,6 +62,11 @@ mod tests {
 
     fn expected(len: usize) -> Expected {
         Expected { folder: [3; 32], hash: BlockHash([7; 32]), len }
+    }
+
+    fn read(expected: Expected, mut file: &[u8]) -> Option<Vec<u8>> {
+        let mut bytes = vec![9; 3];
+        expected.read(&mut file, &mut bytes).unwrap().then_some(bytes)
     }
 
     fn written(bytes: &[u8]) -> Vec<u8> {
@@ -75,12 +80,11 @@ mod tests {
         let bytes: Vec<u8> = (0..200).collect();
         let file = written(&bytes);
         assert_eq!(file.len(), HEADER + 200);
-        let read = |expected: Expected| expected.read(&mut file.as_slice()).unwrap();
-        assert_eq!(read(expected(200)), Some(bytes));
-        assert_eq!(read(Expected { hash: BlockHash([8; 32]), ..expected(200) }), None);
-        assert_eq!(read(Expected { folder: [8; 32], ..expected(200) }), None);
-        assert_eq!(read(expected(199)), None);
-        assert_eq!(read(expected(201)), None);
+        assert_eq!(read(expected(200), &file), Some(bytes));
+        assert_eq!(read(Expected { hash: BlockHash([8; 32]), ..expected(200) }, &file), None);
+        assert_eq!(read(Expected { folder: [8; 32], ..expected(200) }, &file), None);
+        assert_eq!(read(expected(199), &file), None);
+        assert_eq!(read(expected(201), &file), None);
     }
 
     proptest! {
@@ -88,7 +92,7 @@ mod tests {
         fn a_file_cut_at_any_byte_is_nothing(bytes in prop::collection::vec(any::<u8>(), 0..99), cut: prop::sample::Index) {
             let file = written(&bytes);
             let cut = &file[..cut.index(file.len())];
-            prop_assert_eq!(expected(bytes.len()).read(&mut &cut[..]).unwrap(), None);
+            prop_assert_eq!(read(expected(bytes.len()), cut), None);
         }
 
         #[test]
@@ -98,14 +102,14 @@ mod tests {
             let mut file = written(&bytes);
             let at = at.index(file.len());
             file[at] ^= 1_u8 << bit;
-            prop_assert_eq!(expected(bytes.len()).read(&mut file.as_slice()).unwrap(), None);
+            prop_assert_eq!(read(expected(bytes.len()), &file), None);
         }
 
         #[test]
         fn a_file_with_something_behind_it_is_nothing(bytes in prop::collection::vec(any::<u8>(), 0..99), tail: u8) {
             let mut file = written(&bytes);
             file.push(tail);
-            prop_assert_eq!(expected(bytes.len()).read(&mut file.as_slice()).unwrap(), None);
+            prop_assert_eq!(read(expected(bytes.len()), &file), None);
         }
     }
 }

@@ -32,7 +32,7 @@ fn bytes(hash: BlockHash) -> Vec<u8> {
 fn store(cache: &DiskCache, chain: &[BlockHash]) {
     let parents = std::iter::once(None).chain(chain.iter().copied().map(Some));
     for (&hash, parent) in chain.iter().zip(parents) {
-        cache.store(hash, parent, bytes(hash));
+        cache.store(hash, parent, &bytes(hash));
         cache.flush();
     }
 }
@@ -65,7 +65,7 @@ fn blocks_outlive_the_cache_that_stored_them() {
     let stats = cache.stats();
     assert_eq!((stats.stored, stats.loaded, stats.blocks, stats.bytes), (2, 1, 2, 2 * FILE));
     // What waits is written before the cache is gone.
-    cache.store(chain[2], Some(chain[1]), bytes(chain[2]));
+    cache.store(chain[2], Some(chain[1]), &bytes(chain[2]));
     drop(cache);
 
     let cache = open(&dir);
@@ -284,7 +284,7 @@ fn a_queue_that_is_full_drops_blocks_and_never_waits() {
     let cache = DiskCache::open_with(dir.path(), "model", (large, 100 * large as u64), create).unwrap();
     let chain = chain("", MIN_QUEUE_BLOCKS + 5);
     let closed = GATE.lock().unwrap();
-    chain.iter().for_each(|&hash| cache.store(hash, None, vec![0; large]));
+    chain.iter().for_each(|&hash| cache.store(hash, None, &vec![0; large]));
     // One may have been taken out of the queue.
     let dropped = cache.stats().dropped;
     assert!((4..=5).contains(&dropped), "{dropped}");

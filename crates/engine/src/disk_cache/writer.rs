@@ -4,6 +4,7 @@ use super::folder::{nanos, set_used};
 use super::index::Entry;
 use super::{Shared, record};
 use crate::BlockHash;
+use memmap2::MmapMut;
 use std::io;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
@@ -19,7 +20,7 @@ const MAX_PASSED_OVER: u32 = 256;
 #[derive(Debug)]
 pub(super) enum Job {
     /// Writes a block.
-    Store { hash: BlockHash, parent: Option<BlockHash>, bytes: Vec<u8> },
+    Store { hash: BlockHash, parent: Option<BlockHash>, bytes: MmapMut },
     /// Answers when all before it is done.
     Flush(SyncSender<()>),
 }

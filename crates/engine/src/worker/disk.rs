@@ -52,9 +52,11 @@ impl Worker {
             blocks.refresh(&named.hash);
             return true;
         }
-        let Some(bytes) = disk.load(named.hash) else { return false };
+        if !disk.load_into(named.hash, &mut self.block_bytes) {
+            return false;
+        }
         let Some(block) = blocks.adopt(named) else { return false };
-        if let Err(error) = self.runner.import_block(block, &bytes) {
+        if let Err(error) = self.runner.import_block(block, &self.block_bytes) {
             tracing::error!(%error, "a block from disk cannot be used");
             self.scheduler.blocks_mut().forget(block);
             return false;
@@ -72,9 +74,9 @@ impl Worker {
             if disk.contains(hash) {
                 continue;
             }
-            let mut bytes = Vec::with_capacity(self.runner.block_bytes());
-            match self.runner.export_block(self.scheduler.block_table(id)[index], &mut bytes) {
-                Ok(()) => disk.store(hash, parent, bytes),
+            self.block_bytes.clear();
+            match self.runner.export_block(self.scheduler.block_table(id)[index], &mut self.block_bytes) {
+                Ok(()) => disk.store(hash, parent, &self.block_bytes),
                 Err(error) => tracing::error!(%error, "a block cannot be written to disk"),
             }
         }

@@ -59,6 +59,9 @@ pub(crate) struct Worker {
     disk: Option<DiskCache>,
     /// Sequences whose blocks are being read from disk, in the order of their arrival; the scheduler does not know them yet.
     restoring: VecDeque<Restoring>,
+    /// A block's bytes on their way to or from the disk. One buffer for good: many large ones that come and go between small ones
+    /// leave holes in the heap.
+    block_bytes: Vec<u8>,
     commands: Receiver<Command>,
     shared: Arc<Shared>,
     context_len: usize,
@@ -113,6 +116,7 @@ impl Worker {
             mask_patience: config.mask_patience,
             disk,
             restoring: VecDeque::new(),
+            block_bytes: Vec::new(),
             commands,
             shared,
             context_len: limits.context_len.min(limits.num_blocks * limits.block_size),
