@@ -4,6 +4,7 @@
 mod backend;
 pub mod cpu;
 pub mod cuda;
+pub mod heap;
 mod memory;
 pub mod reference;
 mod scores;

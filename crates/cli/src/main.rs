@@ -22,6 +22,7 @@ use std::process::ExitCode;
 const DEVICE_UNUSABLE: u8 = 2;
 
 fn main() -> ExitCode {
+    taper_kernels::heap::keep_small();
     let cli = Cli::parse();
     output::start_logging(&cli);
     if let Err(error) = device::check(&cli.command) {
