@@ -2,7 +2,7 @@
 //! against the tensors that the file really has, before anything is allocated from it.
 
 use crate::registry::{self, Architecture, Presence};
-use crate::{Error, rope, weights};
+use crate::{Error, Pooling, rope, weights};
 use taper_checkpoint::{Checkpoint, Metadata};
 use taper_kernels::{HeadLayout, Rope};
 
@@ -38,6 +38,8 @@ pub struct ModelConfig {
     pub qkv_bias: bool,
     /// Whether query and key heads are normed before RoPE.
     pub qk_norm: bool,
+    /// How hidden states are pooled where nobody says; none when the file wants a way that is not here.
+    pub pooling: Option<Pooling>,
 }
 
 impl ModelConfig {
@@ -96,6 +98,16 @@ fn dimensions(
         tied: checkpoint.find("output.weight").is_none(),
         qkv_bias,
         qk_norm: architecture.qk_norm,
+        pooling: pooling(keys)?,
+    })
+}
+
+/// What `pooling_type` says, in llama.cpp's numbers; a file of a chat model says nothing.
+fn pooling(keys: &Keys<'_>) -> Result<Option<Pooling>, Error> {
+    Ok(match keys.metadata.u32(&keys.full("pooling_type"))? {
+        None | Some(0 | 1) => Some(Pooling::Mean),
+        Some(3) => Some(Pooling::Last),
+        Some(_) => None,
     })
 }
 

@@ -8,6 +8,7 @@ mod config;
 mod error;
 mod llama;
 mod memory;
+mod pooling;
 pub mod registry;
 mod rope;
 mod softmax;
@@ -18,6 +19,7 @@ pub use calibration::{Calibration, HeadCalibration, LayerCalibration};
 pub use config::ModelConfig;
 pub use error::Error;
 pub use llama::{Llama, LoadOptions, LoadProgress};
+pub use pooling::{Pooler, Pooling, normalize};
 pub use softmax::{AttendedRows, ModelSoftmax};
 pub use step::{LogitRows, Logits, SequenceSlice};
 /// What a caller must name to hold a network of any backend, and to cut sequences into blocks.

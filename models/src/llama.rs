@@ -4,7 +4,7 @@
 //! norm, qkv, [qk norm,] rope + kv store, attention, o, add, norm, gate-up, silu-mul, down, add
 //! ```
 //!
-//! then norm and head for the rows that need logits. Prompt pieces and decode steps of any sequences run together; a row's
+//! then norm and head for the rows that need logits, or the norm alone where hidden states are wanted. Prompt pieces and decode steps of any sequences run together; a row's
 //! result depends on its own sequence only. All activations are allocated at load for the largest step; what depends on
 //! the shape of steps (plans of attention, rounded activations) grows with the first of them, after which a forward pass
 //! allocates nothing.
@@ -114,6 +114,8 @@ struct Workspace<B: Backend> {
     gathered_normed: B::Buffer,
     logits: B::Buffer,
     host_logits: Vec<f32>,
+    /// Grows with the first steps that have any.
+    host_hidden: Vec<f32>,
 }
 
 /// Rows and columns of the buffers of a [`Workspace`], in the order of its fields.
@@ -156,6 +158,7 @@ impl<B: Backend> Workspace<B> {
             gathered_normed: next()?,
             logits: next()?,
             host_logits: vec![0.0; max_logit_rows * config.vocab_size],
+            host_hidden: Vec::new(),
         })
     }
 }
@@ -339,6 +342,22 @@ impl<B: Backend> Llama<B> {
         host_logits
     }
 
+    /// The hidden states that the slices of the last step asked for, `[rows, hidden_size]`, in their order: after the last layer and
+    /// the final norm.
+    pub fn read_hidden(&mut self) -> &[f32] {
+        let Llama { backend, batch, config, workspace: Workspace { normed, host_hidden, .. }, .. } = self;
+        let width = config.hidden_size;
+        host_hidden.resize(batch.hidden_rows.len() * width, 0.0);
+        let mut left = host_hidden.as_mut_slice();
+        for rows in batch.hidden_rows.chunk_by(|&one, &next| next == one + 1) {
+            let (of_rows, others) = left.split_at_mut(rows.len() * width);
+            let first = rows[0] as usize;
+            backend.read_rows(normed, first..first + rows.len(), of_rows);
+            left = others;
+        }
+        host_hidden
+    }
+
     /// Draws tokens from rows of logits of the last step, where the backend does such ([`Backend::choose`]).
     pub fn choose(&self, draws: &[(usize, Draw)], tokens: &mut Vec<Option<u32>>) -> bool {
         self.backend.choose(&self.workspace.logits, draws, tokens)
@@ -348,8 +367,10 @@ impl<B: Backend> Llama<B> {
     fn run(&mut self) {
         let Llama { backend, batch, config, attention, softmax, observed, .. } = self;
         let inputs = StepInputs { tokens: &batch.tokens, tables: &batch.tables, logit_rows: &batch.logit_rows };
-        // What calibrates or is a baseline reads back or needs memory as it goes.
-        let form = (observed.is_none() && *attention == AttentionScheme::SplitKv).then_some(self.form);
+        // What calibrates or is a baseline reads back or needs memory as it goes. Steps with hidden states end in another operation
+        // than those of the form, and pieces of prompts are seldom of one length.
+        let is_plain = observed.is_none() && batch.hidden_rows.is_empty();
+        let form = (is_plain && *attention == AttentionScheme::SplitKv).then_some(self.form);
         let mut pass = Pass {
             config,
             weights: &self.weights,
@@ -362,7 +383,7 @@ impl<B: Backend> Llama<B> {
         };
         backend.step(inputs, form, &mut |backend| pass.run(backend));
         // The last layer attends for those who read its output alone.
-        let layers = config.num_layers - usize::from(batch.logit_rows.is_empty());
+        let layers = config.num_layers - usize::from(!batch.is_read());
         let pairs = (batch.num_rows() * config.heads.num_heads) as u64;
         self.attended[..layers].iter_mut().for_each(|attended| *attended += pairs);
     }

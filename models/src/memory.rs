@@ -126,6 +126,7 @@ mod tests {
             tied: true,
             qkv_bias: false,
             qk_norm: false,
+            pooling: None,
         }
     }
 

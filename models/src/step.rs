@@ -3,7 +3,7 @@
 
 use taper_kernels::{BLOCK_SIZE, SequenceSpan, StepTables};
 
-/// Which rows of a slice need logits.
+/// Which rows of a slice need logits, or the hidden states that logits are made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogitRows {
     /// None: the slice only fills the cache (a prompt chunk that is not the last).
@@ -12,6 +12,10 @@ pub enum LogitRows {
     Last,
     /// Every row, in order: perplexity and the verification of guessed tokens.
     All,
+    /// No logits, but the hidden state of the last row.
+    LastHidden,
+    /// No logits, but the hidden state of every row, in order.
+    AllHidden,
 }
 
 /// Consecutive tokens of one sequence: one for a decode step, more for a piece of its prompt.
@@ -28,12 +32,21 @@ pub struct SequenceSlice<'a> {
 }
 
 impl LogitRows {
-    /// How many these are of a slice of so many tokens.
+    /// How many rows of logits these are of a slice of so many tokens.
     pub fn of(self, tokens: usize) -> usize {
         match self {
-            LogitRows::None => 0,
+            LogitRows::None | LogitRows::LastHidden | LogitRows::AllHidden => 0,
             LogitRows::Last => 1,
             LogitRows::All => tokens,
+        }
+    }
+
+    /// How many hidden states.
+    pub fn hidden_of(self, tokens: usize) -> usize {
+        match self {
+            LogitRows::None | LogitRows::Last | LogitRows::All => 0,
+            LogitRows::LastHidden => 1,
+            LogitRows::AllHidden => tokens,
         }
     }
 }
@@ -77,6 +90,8 @@ pub(crate) struct Batch {
     pub(crate) tables: StepTables,
     /// The rows that need logits.
     pub(crate) logit_rows: Vec<u32>,
+    /// The rows whose hidden states are wanted.
+    pub(crate) hidden_rows: Vec<u32>,
 }
 
 impl Batch {
@@ -93,6 +108,8 @@ impl Batch {
                 block_tables: Vec::with_capacity(block_ids),
             },
             logit_rows: Vec::with_capacity(max_logit_rows),
+            // Few steps have any.
+            hidden_rows: Vec::new(),
         }
     }
 
@@ -101,12 +118,18 @@ impl Batch {
         self.tokens.len()
     }
 
+    /// Whether anything is made of what the last layer gives.
+    pub(crate) fn is_read(&self) -> bool {
+        !self.logit_rows.is_empty() || !self.hidden_rows.is_empty()
+    }
+
     /// Writes the tables of a step. What the engine must get right is asserted: no slice is empty, block tables cover their
     /// slices, blocks exist.
     pub(crate) fn fill(&mut self, sequences: &[SequenceSlice<'_>], context_len: usize, num_blocks: usize) {
         self.tokens.clear();
         self.tables.clear();
         self.logit_rows.clear();
+        self.hidden_rows.clear();
         for slice in sequences {
             let end = slice.start + slice.tokens.len();
             assert!(!slice.tokens.is_empty(), "a slice without tokens");
@@ -139,6 +162,8 @@ impl Batch {
             LogitRows::None => {}
             LogitRows::Last => self.logit_rows.push(rows.end as u32 - 1),
             LogitRows::All => self.logit_rows.extend(rows.start as u32..rows.end as u32),
+            LogitRows::LastHidden => self.hidden_rows.push(rows.end as u32 - 1),
+            LogitRows::AllHidden => self.hidden_rows.extend(rows.start as u32..rows.end as u32),
         }
         self.tables.spans.push(SequenceSpan {
             rows,
@@ -174,11 +199,19 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_logits_and_hidden_states_are_listed_apart() {
+        let slice = |logits| SequenceSlice { tokens: &[1, 2], start: 0, block_table: &[0], logits };
+        let batch = filled(&[LogitRows::AllHidden, LogitRows::All, LogitRows::LastHidden].map(slice));
+        assert_eq!((batch.logit_rows, batch.hidden_rows), (vec![2, 3], vec![0, 1, 5]));
+    }
+
+    #[test]
     fn filling_again_leaves_nothing_of_the_step_before() {
         let slice = SequenceSlice { tokens: &[1, 2], start: 0, block_table: &[0], logits: LogitRows::All };
-        let mut batch = filled(&[slice, slice]);
+        let mut batch = filled(&[slice, SequenceSlice { logits: LogitRows::AllHidden, ..slice }]);
+        assert!(batch.is_read());
         batch.fill(&[SequenceSlice { logits: LogitRows::None, ..slice }], 256, 16);
-        assert_eq!((batch.num_rows(), batch.tables.spans.len(), batch.logit_rows.len()), (2, 1, 0));
+        assert_eq!((batch.num_rows(), batch.tables.spans.len(), batch.is_read()), (2, 1, false));
     }
 
     #[test]

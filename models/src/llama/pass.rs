@@ -20,10 +20,10 @@ pub(super) struct Pass<'a, B: Backend> {
 }
 
 impl<B: Backend> Pass<'_, B> {
-    /// From tokens to the logits of the rows that need them.
+    /// From tokens to the logits, or the hidden states, of the rows that need them.
     pub(super) fn run(&mut self, backend: &B) {
         let (weights, batch) = (self.weights, self.batch);
-        let is_read = !batch.logit_rows.is_empty();
+        let is_read = batch.is_read();
         backend.embed(&weights.embedding, &batch.tokens, &mut self.workspace.residual);
         backend.rope_angles(&self.config.rope, &batch.tables.positions, &mut self.workspace.angles);
         for (index, layer) in weights.layers.iter().enumerate() {
@@ -33,8 +33,11 @@ impl<B: Backend> Pass<'_, B> {
                 self.feed_forward(backend, layer, next.map_or(weights.head(), |next| &next.qkv));
             }
         }
-        if is_read {
+        if !batch.logit_rows.is_empty() {
             self.head(backend);
+        }
+        if !batch.hidden_rows.is_empty() {
+            self.norm_hidden(backend);
         }
     }
 
@@ -86,5 +89,12 @@ impl<B: Backend> Pass<'_, B> {
         backend.rms_norm(rows, &ws.gathered, &weights.output_norm, config.norm_eps, &mut ws.gathered_normed);
         backend.soon(&weights.layers[0].qkv);
         backend.logits(rows, &ws.gathered_normed, weights.head(), &mut ws.logits);
+    }
+
+    /// The final hidden states of all rows, into `normed`: to pick some first would take room for as many.
+    fn norm_hidden(&mut self, backend: &B) {
+        let Pass { config, weights, batch, workspace: ws, .. } = self;
+        let rows = batch.num_rows();
+        backend.rms_norm(rows, &ws.residual, &weights.output_norm, config.norm_eps, &mut ws.normed);
     }
 }
