@@ -243,6 +243,8 @@ impl Generation {
                 Some(Event::PromptLogprobs(logprobs)) => {
                     Some(Ok(Output::PromptLogprobs { prompt: running.prompt, logprobs }))
                 }
+                // Of prompts that become vectors, which are none of a generation's.
+                Some(Event::Embedding(_)) => None,
                 Some(Event::Text { .. }) if self.prompt_only => None,
                 Some(Event::Text { choice, text, tokens, logprobs }) => {
                     Some(Ok(Output::Text { choice: first_choice + choice, piece: Piece { text, tokens, logprobs } }))

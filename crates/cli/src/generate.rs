@@ -129,7 +129,7 @@ impl Generator {
                         answer.finish_reason = Some(reason);
                         (text, tokens)
                     }
-                    Some(Event::PromptLogprobs(_)) => continue,
+                    Some(Event::PromptLogprobs(_) | Event::Embedding(_)) => continue,
                     Some(Event::Done(usage)) => {
                         answer.timings = Some(usage.timings);
                         return Ok(answer);

@@ -66,6 +66,14 @@ pub enum EngineError {
         /// What was found.
         reason: String,
     },
+    /// The model produced hidden states that are no numbers.
+    #[error("the embedding of this prompt is not finite: its element {element} is {value}")]
+    InvalidEmbedding {
+        /// The first such element.
+        element: usize,
+        /// What it is.
+        value: f32,
+    },
     /// The form that was asked for cannot be kept.
     #[error("{0}")]
     Grammar(String),
@@ -83,6 +91,8 @@ pub enum Event {
     /// What the model thought of the tokens of the prompt, each given those before it; the first has none. Comes once, before
     /// all text, and only when [`crate::SamplingParams::prompt_logprobs`] asks for it.
     PromptLogprobs(Vec<Option<TokenLogprobs>>),
+    /// The vector of a prompt, `[hidden_size]`, not normalised. Comes once, and only where an embedding was asked for.
+    Embedding(Vec<f32>),
     /// More text of a choice. Text may lag behind the tokens (half a character, the beginning of a stop string).
     Text {
         /// Which of the `n` choices.

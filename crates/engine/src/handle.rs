@@ -10,9 +10,12 @@ use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sync::mpsc::{Sender, channel};
 use crate::sync::{Builder, JoinHandle, Mutex, MutexGuard};
 use crate::worker::{Command, Worker};
-use crate::{EventStream, ItlTarget, Request, Runner, RunnerLimits, SubmitError};
+use crate::{
+    Embeddings, EmbeddingRequest, EventStream, ItlTarget, Request, Runner, RunnerLimits, SamplingParams, SubmitError,
+};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
+use taper_models::Pooler;
 use taper_text::Tokenizer;
 use tokio::sync::watch;
 
@@ -159,6 +162,7 @@ struct Inner {
     thread: Mutex<Option<JoinHandle<()>>>,
     ended: watch::Receiver<()>,
     limits: RunnerLimits,
+    embeddings: Option<Embeddings>,
     kv_cache_bytes: usize,
     max_live: usize,
     max_queued_tokens: usize,
@@ -211,6 +215,7 @@ impl Engine {
             metrics: EngineMetrics::new(limits.context_len),
         });
         let kv_cache_bytes = num_blocks.saturating_mul(runner.block_bytes());
+        let embeddings = runner.embeddings();
         let (commands, receiver) = channel();
         let (ends, ended) = watch::channel(());
         let parts = EngineParts { runner, tokenizer, draft, disk };
@@ -230,6 +235,7 @@ impl Engine {
             thread: Mutex::new(thread.ok()),
             ended,
             limits,
+            embeddings,
             kv_cache_bytes,
             max_live: max_batch.saturating_add(config.max_queued),
             max_queued_tokens: config.max_queued_tokens,
@@ -245,9 +251,27 @@ pub struct EngineHandle(Arc<Inner>);
 
 impl EngineHandle {
     /// Submits a request. The events of its choices come through the stream; dropping that cancels the request.
-    pub fn submit(&self, mut request: Request) -> Result<EventStream, SubmitError> {
+    pub fn submit(&self, request: Request) -> Result<EventStream, SubmitError> {
+        request.check(self.0.limits, self.0.max_live)?;
+        self.enqueue(request, None)
+    }
+
+    /// Submits a prompt to be made one vector, which comes as [`crate::Event::Embedding`]; dropping the stream cancels it.
+    ///
+    /// # Errors
+    /// Those of [`EngineHandle::submit`], and where the runner gives no hidden states.
+    pub fn embed(&self, request: EmbeddingRequest) -> Result<EventStream, SubmitError> {
+        let Embeddings { hidden_size, .. } = self.0.embeddings.ok_or(SubmitError::NoEmbeddings)?;
+        request.check(self.0.limits)?;
+        let EmbeddingRequest { prompt_tokens, pooling, priority, cache_salt, timeout } = request;
+        let sampling = SamplingParams::greedy();
+        let request = Request { prompt_tokens, sampling, grammar: None, priority, cache_salt, timeout };
+        self.enqueue(request, Some(Pooler::new(pooling, hidden_size)))
+    }
+
+    /// Puts a request that was checked into the queue.
+    fn enqueue(&self, mut request: Request, pooler: Option<Pooler>) -> Result<EventStream, SubmitError> {
         let inner = &*self.0;
-        request.check(inner.limits, inner.max_live)?;
         request.timeout = request.timeout.or(inner.request_timeout);
         let num_choices = request.sampling.n;
         let (events, stream) = EventStream::channel(&inner.shared.delivery);
@@ -268,7 +292,7 @@ impl EngineHandle {
         }
         inner.shared.live.fetch_add(num_choices, Ordering::AcqRel);
         inner.shared.queued_tokens.fetch_add(num_tokens, Ordering::AcqRel);
-        let submission = Submission { request, events, submitted: Instant::now() };
+        let submission = Submission { request, pooler, events, submitted: Instant::now() };
         door.commands.send(Command::Submit(Box::new(submission))).map_err(|_| {
             inner.shared.live.fetch_sub(num_choices, Ordering::AcqRel);
             inner.shared.queued_tokens.fetch_sub(num_tokens, Ordering::AcqRel);
@@ -289,6 +313,11 @@ impl EngineHandle {
     /// the KV cache holds less.
     pub fn limits(&self) -> RunnerLimits {
         self.0.limits
+    }
+
+    /// The hidden states that the runner gives; none where [`EngineHandle::embed`] is refused.
+    pub fn embeddings(&self) -> Option<Embeddings> {
+        self.0.embeddings
     }
 
     /// Time that requests without their own have; without it, any.

@@ -42,7 +42,9 @@ pub use metrics::{EndReason, EngineMetrics, Histogram};
 pub use model_runner::ModelRunner;
 pub use pace::ItlTarget;
 pub use params::{InvalidParam, MAX_CHOICES, MAX_LOGPROBS, SamplingParams};
-pub use runner::{LogitsBuffer, RowDraw, Runner, RunnerError, RunnerLimits};
+pub use runner::{Embeddings, LogitsBuffer, RowDraw, Runner, RunnerError, RunnerLimits};
 pub use sampler::{InvalidLogits, Sampled, Sampler, Scratch, TokenLogprobs};
-pub use scheduler::{Admission, Arrival, Scheduler, SchedulerConfig, SequenceId, Step, StepEntry, StepLimits};
-pub use submit::{Request, SubmitError};
+pub use scheduler::{Admission, Arrival, KnownRows, Scheduler, SchedulerConfig, SequenceId, Step, StepEntry, StepLimits};
+pub use submit::{EmbeddingRequest, Request, SubmitError};
+/// How a prompt becomes a vector, and how that gets the length 1.
+pub use taper_models::{Pooling, normalize};

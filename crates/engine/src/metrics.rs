@@ -2,7 +2,8 @@
 //!
 //! As in vLLM, each choice of a request with `n > 1` counts like a request of its own, in everything but
 //! [`EngineMetrics::num_choices`] and [`EngineMetrics::max_tokens`]. Latencies are observed when a choice ends with an answer;
-//! one that was dropped or failed is only counted, by its [`EndReason`].
+//! one that was dropped or failed is only counted, by its [`EndReason`]. A prompt that becomes a vector counts like a choice without
+//! tokens.
 //!
 //! Only the engine thread writes. Every number is an atomic of its own, so that a step takes no lock for them and a reader
 //! holds nobody up; it may see the count of an observation a moment before its sum.
@@ -244,21 +245,27 @@ impl EngineMetrics {
 
     /// Notes that a choice ends with an answer at `now`.
     pub(crate) fn note_finished(&self, choice: FinishedChoice, now: Instant) {
-        let FinishedChoice { reason, clock, prompt_tokens, submitted, started } = choice;
-        self.note_ended(reason.into(), 1);
-        let seconds = |from: Instant, to: Instant| to.duration_since(from).as_secs_f64();
-        let started = started.unwrap_or(now);
+        let clock = choice.clock;
         let first_token = clock.first_token.unwrap_or(now);
-        let decode_s = seconds(first_token, clock.last_token.unwrap_or(now));
-        self.e2e_latency_s.observe(seconds(submitted, now));
-        self.queue_time_s.observe(seconds(submitted, started));
-        self.prefill_time_s.observe(seconds(started, first_token));
+        let decode_s = clock.last_token.unwrap_or(now).duration_since(first_token).as_secs_f64();
+        self.note_embedded(choice, now);
         self.decode_time_s.observe(decode_s);
         if clock.num_tokens > 1 {
             self.time_per_output_token_s.observe(decode_s / (clock.num_tokens - 1) as f64);
         }
-        self.prompt_tokens.observe(prompt_tokens as f64);
         self.generation_tokens.observe(clock.num_tokens as f64);
+    }
+
+    /// Notes the end of a prompt that was to become a vector: all that is noted of a choice but its tokens.
+    pub(crate) fn note_embedded(&self, choice: FinishedChoice, now: Instant) {
+        let FinishedChoice { reason, clock, prompt_tokens, submitted, started } = choice;
+        self.note_ended(reason.into(), 1);
+        let seconds = |from: Instant, to: Instant| to.duration_since(from).as_secs_f64();
+        let started = started.unwrap_or(now);
+        self.e2e_latency_s.observe(seconds(submitted, now));
+        self.queue_time_s.observe(seconds(submitted, started));
+        self.prefill_time_s.observe(seconds(started, clock.first_token.unwrap_or(now)));
+        self.prompt_tokens.observe(prompt_tokens as f64);
     }
 
     /// Counts choices that ended.

@@ -1,6 +1,6 @@
 //! The [`Runner`] of real models.
 
-use crate::{LogitsBuffer, RowDraw, Runner, RunnerError, RunnerLimits};
+use crate::{Embeddings, LogitsBuffer, RowDraw, Runner, RunnerError, RunnerLimits};
 use taper_models::{BLOCK_SIZE, Backend, Llama, SequenceSlice};
 
 /// A network with its weights and KV cache, as the engine thread runs it.
@@ -18,11 +18,17 @@ impl<B: Backend> Runner for ModelRunner<B> {
         }
     }
 
+    fn embeddings(&self) -> Option<Embeddings> {
+        let config = self.0.config();
+        Some(Embeddings { hidden_size: config.hidden_size, pooling: config.pooling })
+    }
+
     fn run(&mut self, step: &[SequenceSlice<'_>], logits: &mut LogitsBuffer) -> Result<(), RunnerError> {
         let rows = self.0.forward(step).map_err(|error| RunnerError(error.to_string()))?;
         for row in 0..rows.num_rows() {
             logits.push_row(rows.row(row));
         }
+        logits.push_hidden(self.0.read_hidden());
         Ok(())
     }
 
@@ -56,6 +62,7 @@ impl<B: Backend> Runner for ModelRunner<B> {
                 rows.for_each(|_| logits.push_drawn_row());
             }
         }
+        logits.push_hidden(self.0.read_hidden());
         Ok(())
     }
 

@@ -5,11 +5,14 @@ use crate::metrics::{ChoiceClock, EngineMetrics, FinishedChoice};
 use crate::scheduler::SequenceId;
 use crate::{FinishReason, InvalidLogits, Request, Timings, TokenLogprobs, Usage};
 use std::time::{Duration, Instant};
+use taper_models::Pooler;
 
 /// A request on its way to the engine thread.
 pub(crate) struct Submission {
     /// What is asked; already checked.
     pub(crate) request: Request,
+    /// Gathers the vector of the prompt, where that is wanted and no answer.
+    pub(crate) pooler: Option<Pooler>,
     /// Where its events go.
     pub(crate) events: EventSender,
     /// When it was submitted.
@@ -55,6 +58,8 @@ pub(crate) struct ActiveRequest {
     pub(crate) is_queued: bool,
     /// Log-probabilities of its prompt, while they are gathered.
     pub(crate) prompt_logprobs: Option<PromptLogprobs>,
+    /// Gathers the vector of its prompt, where that is wanted and no answer.
+    pub(crate) pooler: Option<Pooler>,
     timeout: Option<Duration>,
     /// Tokens of its prompt.
     pub(crate) prompt_tokens: usize,
@@ -73,6 +78,7 @@ impl ActiveRequest {
             unborn: Vec::new(),
             is_queued: true,
             prompt_logprobs: request.sampling.prompt_logprobs.map(|num_top| PromptLogprobs::new(num_top as usize)),
+            pooler: None,
             timeout: request.timeout,
             prompt_tokens: request.prompt_tokens.len(),
             cached_tokens: 0,

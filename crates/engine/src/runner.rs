@@ -1,7 +1,7 @@
 //! The seam between scheduling and arithmetic: a [`Runner`] computes one step. `ModelRunner` is the real one; the one in
 //! `stub` lets engine and server be tested without weights.
 
-use taper_models::{Draw, SequenceSlice};
+use taper_models::{Draw, Pooling, SequenceSlice};
 
 /// What a runner can hold and do; fixed while it lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +20,15 @@ pub struct RunnerLimits {
     pub max_logit_rows: usize,
 }
 
+/// What hidden states a runner gives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Embeddings {
+    /// Width of a state.
+    pub hidden_size: usize,
+    /// How the states of a prompt are pooled where nobody says; none when it has to be said.
+    pub pooling: Option<Pooling>,
+}
+
 /// A step that could not be computed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -36,7 +45,7 @@ pub struct RowDraw {
     pub keeps_logits: bool,
 }
 
-/// Rows of logits, and tokens that were drawn from them; reused from step to step so that its memory is allocated once.
+/// Rows of logits, tokens that were drawn from them, and hidden states; reused from step to step so that its memory is allocated once.
 #[derive(Debug, Clone)]
 pub struct LogitsBuffer {
     values: Vec<f32>,
@@ -44,13 +53,14 @@ pub struct LogitsBuffer {
     /// Where the logits of each row begin, if they are here.
     rows: Vec<Option<usize>>,
     drawn: Vec<Option<u32>>,
+    hidden: Vec<f32>,
 }
 
 impl LogitsBuffer {
     /// An empty buffer of rows `width` wide.
     pub fn new(width: usize) -> Self {
         assert!(width > 0, "a row of logits has at least one entry");
-        LogitsBuffer { values: Vec::new(), width, rows: Vec::new(), drawn: Vec::new() }
+        LogitsBuffer { values: Vec::new(), width, rows: Vec::new(), drawn: Vec::new(), hidden: Vec::new() }
     }
 
     /// Empties the buffer and keeps its memory.
@@ -58,6 +68,7 @@ impl LogitsBuffer {
         self.values.clear();
         self.rows.clear();
         self.drawn.clear();
+        self.hidden.clear();
     }
 
     /// Entries per row: the vocabulary size.
@@ -99,6 +110,16 @@ impl LogitsBuffer {
         &self.values[begin..][..self.width]
     }
 
+    /// Appends hidden states, row after row.
+    pub fn push_hidden(&mut self, states: &[f32]) {
+        self.hidden.extend_from_slice(states);
+    }
+
+    /// The hidden states that the step's slices asked for, in their order, row-major.
+    pub fn hidden(&self) -> &[f32] {
+        &self.hidden
+    }
+
     /// Says which tokens were drawn, in the order of the draws; none where a row is no distribution.
     pub fn set_drawn(&mut self, tokens: &[Option<u32>]) {
         self.drawn.clear();
@@ -116,8 +137,13 @@ pub trait Runner: Send {
     /// What it can hold and do.
     fn limits(&self) -> RunnerLimits;
 
+    /// The hidden states that it gives; none where no slice may ask for any.
+    fn embeddings(&self) -> Option<Embeddings> {
+        None
+    }
+
     /// Computes the tokens of `step`, stores their keys and values through the block tables, and appends to the empty
-    /// `logits` one row for each slice that asks for one, in order.
+    /// `logits` one row for each slice that asks for one, in order, and the hidden states that slices ask for.
     fn run(&mut self, step: &[SequenceSlice<'_>], logits: &mut LogitsBuffer) -> Result<(), RunnerError>;
 
     /// As [`Runner::run`]; a runner whose logits lie elsewhere may draw tokens there ([`LogitsBuffer::set_drawn`]) and leave out the

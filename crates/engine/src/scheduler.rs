@@ -45,8 +45,20 @@ pub struct Arrival {
     pub chain: BlockChain,
     /// Lower is served earlier, as in vLLM, within what [`SchedulerConfig::patience`] leaves.
     pub priority: i32,
-    /// Whether every one of its known tokens needs logits. Then nothing of it is taken from the prefix cache.
-    pub all_logits: bool,
+    /// What is wanted of its known tokens.
+    pub rows: KnownRows,
+}
+
+/// What is wanted of the rows of a sequence's known tokens, beside their keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KnownRows {
+    /// Something of the last one alone; those before it may come from the prefix cache.
+    #[default]
+    Last,
+    /// Logits of every one. Nothing is taken from the prefix cache, and each takes a row of logits.
+    AllLogits,
+    /// Hidden states of every one. Nothing is taken from the prefix cache.
+    AllHidden,
 }
 
 /// Part of a step: the tokens of `sequence` at these positions.

@@ -14,7 +14,7 @@
 
 mod key;
 
-use crate::{LogitsBuffer, Runner, RunnerError, RunnerLimits};
+use crate::{Embeddings, LogitsBuffer, Pooling, Runner, RunnerError, RunnerLimits};
 use key::{Key, keys};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -124,10 +124,14 @@ impl Drop for Grenade {
 
 type Model = Box<dyn FnMut(&[u32], &mut [f32]) + Send>;
 
+/// What hidden states a stub has, and how they are made.
+type States = (Embeddings, Box<dyn Fn(&[u32], &mut [f32]) + Send>);
+
 /// A scripted runner. See the module's documentation.
 pub struct StubRunner {
     limits: RunnerLimits,
     model: Model,
+    states: Option<States>,
     // By slot; `None` was never written.
     cache: Vec<Option<Key>>,
     delay: Duration,
@@ -152,6 +156,7 @@ impl StubRunner {
         StubRunner {
             limits,
             model: Box::new(model),
+            states: None,
             cache: vec![None; limits.num_blocks * limits.block_size],
             delay: Duration::ZERO,
             gate: None,
@@ -178,6 +183,15 @@ impl StubRunner {
             let (prompt, reply) = found.unwrap_or_else(|| panic!("no prompt of the script begins {tokens:?}"));
             reply.get(tokens.len() - prompt.len()).copied().unwrap_or(end)
         })
+    }
+
+    /// Gives hidden states of this size, pooled as a mean where nobody says: the one of the last of some tokens is what
+    /// `state(tokens, row)` makes of a row of zeros. Without this a stub has none.
+    #[must_use]
+    pub fn with_states(mut self, hidden_size: usize, state: impl Fn(&[u32], &mut [f32]) + Send + 'static) -> Self {
+        let embeddings = Embeddings { hidden_size, pooling: Some(Pooling::Mean) };
+        self.states = Some((embeddings, Box::new(state)));
+        self
     }
 
     /// Sleeps in every step.
@@ -208,7 +222,7 @@ impl StubRunner {
         self
     }
 
-    /// Puts a NaN into the first row of logits of the steps of this range, counted from 0.
+    /// Puts a NaN into the first row of logits, or else the first hidden state, of the steps of this range, counted from 0.
     #[must_use]
     pub fn nan_at(mut self, steps: Range<usize>) -> Self {
         self.faults.push((steps, Fault::Nan));
@@ -298,6 +312,10 @@ impl Runner for StubRunner {
         self.limits
     }
 
+    fn embeddings(&self) -> Option<Embeddings> {
+        self.states.as_ref().map(|(embeddings, _)| *embeddings)
+    }
+
     fn run(&mut self, step: &[SequenceSlice<'_>], logits: &mut LogitsBuffer) -> Result<(), RunnerError> {
         if let Some(gate) = &self.gate {
             gate.pass();
@@ -321,10 +339,20 @@ impl Runner for StubRunner {
         for (slice, past) in step.iter().zip(&pasts) {
             let ends = match slice.logits {
                 LogitRows::None => continue,
-                LogitRows::Last => past.len()..past.len() + 1,
-                LogitRows::All => slice.start + 1..past.len() + 1,
+                LogitRows::Last | LogitRows::LastHidden => past.len()..past.len() + 1,
+                LogitRows::All | LogitRows::AllHidden => slice.start + 1..past.len() + 1,
             };
             for end in ends {
+                if slice.num_logit_rows() == 0 {
+                    let (embeddings, state) = self.states.as_ref().expect("this stub has no hidden states");
+                    let mut row = vec![0.0; embeddings.hidden_size];
+                    state(&past[..end], &mut row);
+                    if std::mem::take(&mut is_nan_due) {
+                        row[0] = f32::NAN;
+                    }
+                    logits.push_hidden(&row);
+                    continue;
+                }
                 let row = logits.push_filled(0.0);
                 (self.model)(&past[..end], row);
                 if std::mem::take(&mut is_nan_due) {

@@ -1,6 +1,6 @@
 //! What clients hand in, and why it may be refused.
 
-use crate::{InvalidParam, RunnerLimits, SamplingParams};
+use crate::{InvalidParam, Pooling, RunnerLimits, SamplingParams};
 use std::time::Duration;
 use taper_text::Grammar;
 
@@ -18,6 +18,22 @@ pub struct Request {
     /// Prompts share cached blocks only with prompts of the same salt.
     pub cache_salt: Option<String>,
     /// Time from submission after which it fails, finished or not; without it, the engine's.
+    pub timeout: Option<Duration>,
+}
+
+/// A prompt to be made one vector.
+#[derive(Debug, Clone)]
+pub struct EmbeddingRequest {
+    /// The prompt; at least one token, and at most as many as the context holds.
+    pub prompt_tokens: Vec<u32>,
+    /// How the hidden states of its tokens become one vector. A mean needs all of them, so it computes the whole prompt, whatever the
+    /// prefix cache has of it.
+    pub pooling: Pooling,
+    /// As in [`Request`].
+    pub priority: i32,
+    /// As in [`Request`].
+    pub cache_salt: Option<String>,
+    /// As in [`Request`].
     pub timeout: Option<Duration>,
 }
 
@@ -47,6 +63,20 @@ pub enum SubmitError {
         /// Tokens that prompt and answer may have together.
         context_len: usize,
     },
+    /// The prompt of an embedding is longer than the context.
+    #[error(
+        "the prompt has {prompt_tokens} tokens and the context holds {context_len}; shorten the prompt or serve the model with a \
+         larger context"
+    )]
+    TooLongToEmbed {
+        /// Length of the prompt.
+        prompt_tokens: usize,
+        /// Tokens that it may have.
+        context_len: usize,
+    },
+    /// The runner gives no hidden states.
+    #[error("this model gives no embeddings")]
+    NoEmbeddings,
     /// There is nothing to continue.
     #[error("the prompt is empty; at least one token is needed")]
     EmptyPrompt,
@@ -91,9 +121,28 @@ impl Request {
         if prompt_tokens >= context_len {
             return Err(SubmitError::PromptTooLong { prompt_tokens, context_len });
         }
-        match self.prompt_tokens.iter().find(|&&token| token as usize >= vocab_size) {
-            Some(&token) => Err(SubmitError::TokenOutOfRange { token, vocab_size }),
-            None => Ok(()),
+        check_tokens(&self.prompt_tokens, vocab_size)
+    }
+}
+
+impl EmbeddingRequest {
+    /// Refuses what an engine with these limits could never serve.
+    pub(crate) fn check(&self, limits: RunnerLimits) -> Result<(), SubmitError> {
+        let RunnerLimits { context_len, vocab_size, .. } = limits;
+        let prompt_tokens = self.prompt_tokens.len();
+        if prompt_tokens == 0 {
+            return Err(SubmitError::EmptyPrompt);
         }
+        if prompt_tokens > context_len {
+            return Err(SubmitError::TooLongToEmbed { prompt_tokens, context_len });
+        }
+        check_tokens(&self.prompt_tokens, vocab_size)
+    }
+}
+
+fn check_tokens(prompt: &[u32], vocab_size: usize) -> Result<(), SubmitError> {
+    match prompt.iter().find(|&&token| token as usize >= vocab_size) {
+        Some(&token) => Err(SubmitError::TokenOutOfRange { token, vocab_size }),
+        None => Ok(()),
     }
 }

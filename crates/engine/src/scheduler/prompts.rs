@@ -1,6 +1,6 @@
 //! How prompts share a step.
 
-use super::{Budget, Rank, Scheduler, Step, StepEntry};
+use super::{Budget, KnownRows, Rank, Scheduler, Step, StepEntry};
 
 impl Scheduler {
     /// Gives the rows that are left to the running sequences that are not in the step: those whose prompts are not computed.
@@ -35,16 +35,17 @@ impl Scheduler {
             return;
         }
         let mut len = rows;
-        if state.all_logits {
+        let all_logits = state.rows == KnownRows::AllLogits;
+        if all_logits {
             len = len.min(budget.logit_rows);
         } else if budget.logit_rows == 0 && len == state.pending() {
-            // Its last token would need a row of logits.
+            // Its last token would need a row of logits, or stands for one where a hidden state is wanted.
             len -= 1;
         }
         if len == 0 {
             return;
         }
-        let logit_rows = if state.all_logits { len } else { usize::from(len == state.pending()) };
+        let logit_rows = if all_logits { len } else { usize::from(len == state.pending()) };
         let tokens = state.num_computed..state.num_computed + len;
         // A prompt has had its blocks since it was admitted; tokens that a grammar forced may need more.
         if self.make_room(rank, tokens.clone(), step, budget) {

@@ -1,6 +1,6 @@
 //! What the scheduler knows of one sequence.
 
-use super::Arrival;
+use super::{Arrival, KnownRows};
 use crate::block_manager::{BlockManager, BlockTable};
 use crate::{BlockChain, BlockHash};
 use std::ops::Range;
@@ -12,7 +12,7 @@ pub(super) struct State {
     pub(super) priority: i32,
     /// How many that came later began while it waited.
     pub(super) num_passed_by: usize,
-    pub(super) all_logits: bool,
+    pub(super) rows: KnownRows,
     /// Tokens whose keys and values lie in `blocks`.
     pub(super) num_computed: usize,
     /// Blocks of the table that the prefix cache knows.
@@ -26,12 +26,12 @@ pub(super) struct State {
 
 impl State {
     pub(super) fn new(arrival: Arrival) -> Self {
-        let Arrival { chain, priority, all_logits } = arrival;
+        let Arrival { chain, priority, rows } = arrival;
         State {
             chain,
             priority,
             num_passed_by: 0,
-            all_logits,
+            rows,
             num_computed: 0,
             num_published: 0,
             num_guesses: 0,
@@ -66,7 +66,7 @@ impl State {
     /// Names of the blocks that a cache may provide.
     pub(super) fn cacheable(&self) -> &[BlockHash] {
         // Also when it comes back: another sequence may have computed further than this one was asked about.
-        if self.all_logits { &[] } else { self.chain.cacheable() }
+        if self.rows == KnownRows::Last { self.chain.cacheable() } else { &[] }
     }
 
     /// Names of the blocks that it is going to publish.

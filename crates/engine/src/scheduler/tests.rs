@@ -27,7 +27,7 @@ fn own_tokens(id: SequenceId, len: usize) -> Vec<u32> {
 
 fn arrival(scheduler: &Scheduler, tokens: &[u32]) -> Arrival {
     let chain = BlockChain::new(root(), scheduler.blocks().block_size(), tokens.to_vec());
-    Arrival { chain, priority: 0, all_logits: false }
+    Arrival { chain, priority: 0, rows: KnownRows::Last }
 }
 
 fn add(scheduler: &mut Scheduler, id: SequenceId, len: usize) {
@@ -344,10 +344,35 @@ fn a_prompt_whose_every_row_is_wanted_takes_nothing_from_the_cache_and_as_many_r
     let tokens: Vec<u32> = (0..9).collect();
     scheduler.add(A, arrival(&scheduler, &tokens));
     advance(&mut scheduler);
-    scheduler.add(B, Arrival { all_logits: true, ..arrival(&scheduler, &tokens) });
+    scheduler.add(B, Arrival { rows: KnownRows::AllLogits, ..arrival(&scheduler, &tokens) });
     for tokens in [0..3, 3..6, 6..9] {
         assert_eq!(entries(&advance(&mut scheduler))[1], (B, tokens));
     }
+}
+
+#[test]
+fn a_prompt_whose_every_state_is_wanted_takes_nothing_from_the_cache_and_as_many_rows_as_there_are() {
+    let config = SchedulerConfig { max_batch: 2, token_budget: 64, max_logit_rows: 4, patience: 3 };
+    let mut scheduler = Scheduler::new(config, BlockManager::new(20, 4));
+    let tokens: Vec<u32> = (0..9).collect();
+    scheduler.add(A, arrival(&scheduler, &tokens));
+    advance(&mut scheduler);
+    scheduler.add(B, Arrival { rows: KnownRows::AllHidden, ..arrival(&scheduler, &tokens) });
+    assert_eq!(entries(&advance(&mut scheduler))[1], (B, 0..9));
+}
+
+#[test]
+fn a_prompt_that_ends_without_a_token_leaves_its_blocks_to_the_cache() {
+    let mut scheduler = scheduler(2, 64, 10, 4);
+    let tokens: Vec<u32> = (0..9).collect();
+    scheduler.add(A, Arrival { rows: KnownRows::AllHidden, ..arrival(&scheduler, &tokens) });
+    let step = scheduler.schedule(FREE);
+    assert!(scheduler.reaches_end(&step.entries[0]));
+    assert_eq!(scheduler.advance(&step.entries[0], &[], 0), 0..2, "blocks that are full");
+    scheduler.remove(A);
+    assert_eq!(scheduler.blocks().num_free(), 10);
+    scheduler.add(B, arrival(&scheduler, &tokens));
+    assert_eq!(entries(&advance(&mut scheduler)), [(B, 8..9)]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Blocks to disk when they are full, and back when a prompt needs them.
 
 use super::Worker;
-use crate::scheduler::{Arrival, SequenceId};
+use crate::scheduler::{Arrival, KnownRows, SequenceId};
 use std::ops::Range;
 
 /// Blocks that are read in one step while others run: each takes about a millisecond.
@@ -18,7 +18,7 @@ pub(super) struct Restoring {
 impl Worker {
     /// Puts a sequence into the scheduler's queue, after its blocks were looked for on disk.
     pub(super) fn arrive(&mut self, id: SequenceId, arrival: Arrival) {
-        if self.disk.is_none() || arrival.all_logits {
+        if self.disk.is_none() || arrival.rows != KnownRows::Last {
             self.scheduler.add(id, arrival);
         } else {
             self.restoring.push_back(Restoring { id, arrival, num_done: 0 });

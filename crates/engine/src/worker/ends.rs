@@ -60,15 +60,21 @@ impl Worker {
         }
         request.unfinished.retain(|&unfinished| unfinished != id);
         if request.unfinished.is_empty() {
-            self.outbox.push((request.events.clone(), Event::Done(request.usage(now))));
-            let age_s = request.age_s(now);
-            let mut status = self.shared.status();
-            let mean = status.mean_request_s;
-            status.mean_request_s = if mean == 0.0 { age_s } else { 0.8 * mean + 0.2 * age_s };
-            drop(status);
-            self.forget(key);
+            self.complete(key, now);
         }
         self.drop_sequence(id);
+    }
+
+    /// Tells that a request is complete, and removes it.
+    pub(super) fn complete(&mut self, key: u64, now: Instant) {
+        let Some(request) = self.requests.get(&key) else { return };
+        self.outbox.push((request.events.clone(), Event::Done(request.usage(now))));
+        let age_s = request.age_s(now);
+        let mut status = self.shared.status();
+        let mean = status.mean_request_s;
+        status.mean_request_s = if mean == 0.0 { age_s } else { 0.8 * mean + 0.2 * age_s };
+        drop(status);
+        self.forget(key);
     }
 
     /// Ends a request with an error.

@@ -11,7 +11,7 @@ use crate::handle::Shared;
 use crate::handle::{EngineConfig, EngineParts, Speculation};
 use crate::pace::Pace;
 use crate::requests::{ActiveRequest, Submission};
-use crate::scheduler::{Admission, Arrival, Scheduler, SequenceId, Step, StepLimits};
+use crate::scheduler::{Admission, Arrival, KnownRows, Scheduler, SequenceId, Step, StepLimits};
 use crate::sequence::{Form, Sequence};
 use crate::speculation::{Acceptance, Drafter, Lookup, StepCosts};
 use crate::sync::mpsc::Receiver;
@@ -21,10 +21,12 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use taper_models::{Pooler, Pooling};
 use taper_text::Tokenizer;
 
 mod disk;
 mod draft;
+mod embed;
 mod ends;
 mod form;
 mod guess;
@@ -176,16 +178,25 @@ impl Worker {
     }
 
     fn accept(&mut self, submission: Submission) {
-        let Submission { request, events, submitted } = submission;
+        let Submission { request, pooler, events, submitted } = submission;
         let key = self.num_accepted;
         self.num_accepted += 1;
         let mut active = ActiveRequest::new(events, &request, submitted);
-        self.shared.metrics.note_params(&request.sampling);
+        let pooling = pooler.as_ref().map(Pooler::pooling);
+        active.pooler = pooler;
+        if pooling.is_none() {
+            self.shared.metrics.note_params(&request.sampling);
+        }
         let Request { prompt_tokens: prompt, sampling, priority, cache_salt, mut grammar, .. } = request;
-        let room = self.context_len - prompt.len();
+        // Nothing follows a prompt that becomes a vector.
+        let room = if pooling.is_some() { 0 } else { self.context_len - prompt.len() };
         let max_len = prompt.len() + sampling.max_tokens.map_or(room, |max| max.min(room));
-        let all_logits = sampling.prompt_logprobs.is_some();
-        let looks_up = matches!(self.speculation, Speculation::Lookup | Speculation::All);
+        let rows = match pooling {
+            Some(Pooling::Mean) => KnownRows::AllHidden,
+            _ if sampling.prompt_logprobs.is_some() => KnownRows::AllLogits,
+            _ => KnownRows::Last,
+        };
+        let looks_up = room > 0 && matches!(self.speculation, Speculation::Lookup | Speculation::All);
         let lookup = looks_up.then(|| Lookup::new(&prompt));
         let samplers = Sampler::for_choices(&sampling, &prompt, self.tokenizer.end_of_generation());
         let num_choices = samplers.len();
@@ -195,7 +206,7 @@ impl Worker {
             if choice == 0 {
                 let root = BlockHash::root(&self.identity, cache_salt.as_deref());
                 let chain = BlockChain::new(root, self.scheduler.blocks().block_size(), prompt.clone());
-                self.arrive(id, Arrival { chain, priority, all_logits });
+                self.arrive(id, Arrival { chain, priority, rows });
             } else {
                 active.unborn.push(id);
             }

@@ -52,10 +52,14 @@ impl Worker {
     }
 
     /// Runs the model; the logits end in `self.logits`. Returns how many rows there belong to each entry.
-    fn compute(&mut self, step: &Step) -> Result<Vec<usize>, EngineError> {
+    fn compute(&mut self, step: &Step) -> Result<Vec<EntryRows>, EngineError> {
         let contents: Vec<(Vec<u32>, LogitRows)> =
             step.entries.iter().map(|entry| (self.tokens_of(entry), self.logit_rows(entry))).collect();
-        let rows: Vec<usize> = contents.iter().map(|(tokens, logits)| logits.of(tokens.len())).collect();
+        let rows_of = |(tokens, rows): &(Vec<u32>, LogitRows)| EntryRows {
+            logits: rows.of(tokens.len()),
+            hidden: rows.hidden_of(tokens.len()),
+        };
+        let rows: Vec<EntryRows> = contents.iter().map(rows_of).collect();
         let draws = self.draws(step, &rows);
         let slices: Vec<SequenceSlice<'_>> = (step.entries.iter().zip(&contents))
             .map(|(entry, (tokens, logits))| SequenceSlice {
@@ -72,25 +76,31 @@ impl Worker {
             step.copies.iter().try_for_each(|copy| runner.copy_block(copy.from, copy.to))?;
             runner.run_and_draw(&slices, &draws, logits)
         }));
-        let due: usize = rows.iter().sum();
+        let due: usize = rows.iter().map(|rows| rows.logits).sum();
+        let width = runner.embeddings().map_or(0, |embeddings| embeddings.hidden_size);
+        let hidden_due = width * rows.iter().map(|rows| rows.hidden).sum::<usize>();
         match outcome {
-            Ok(Ok(())) if logits.num_rows() == due => Ok(rows),
-            Ok(Ok(())) => {
+            Ok(Ok(())) if logits.num_rows() != due => {
                 Err(EngineError::Runner(format!("{} rows of logits where {due} were due", logits.num_rows())))
             }
+            Ok(Ok(())) if logits.hidden().len() != hidden_due => {
+                let len = logits.hidden().len();
+                Err(EngineError::Runner(format!("{len} elements of hidden states where {hidden_due} were due")))
+            }
+            Ok(Ok(())) => Ok(rows),
             Ok(Err(RunnerError(message))) => Err(EngineError::Runner(message)),
             Err(panic) => Err(EngineError::Panicked(panic_message(panic.as_ref()))),
         }
     }
 
     /// What is to be drawn from rows of logits; `self.draws` says for whom.
-    fn draws(&mut self, step: &Step, rows: &[usize]) -> Vec<RowDraw> {
+    fn draws(&mut self, step: &Step, rows: &[EntryRows]) -> Vec<RowDraw> {
         self.draws.clear();
         let mut draws = Vec::new();
         let mut next = 0;
-        for (entry, &num_rows) in step.entries.iter().zip(rows) {
-            next += num_rows;
-            if !self.scheduler.reaches_end(entry) {
+        for (entry, rows) in step.entries.iter().zip(rows) {
+            next += rows.logits;
+            if rows.logits == 0 || !self.scheduler.reaches_end(entry) {
                 continue;
             }
             let Some(request) = self.requests.get(&self.sequences[&entry.sequence].request) else { continue };
@@ -123,11 +133,15 @@ impl Worker {
         self.draws.iter().position(|&draw| draw == (id, row)).and_then(|index| self.logits.drawn(index))
     }
 
-    /// Which rows of an entry choose a token, or tell the log-probability of one of the prompt.
+    /// Which rows of an entry choose a token, or tell the log-probability of one of the prompt, or are part of its vector.
     fn logit_rows(&self, entry: &StepEntry) -> LogitRows {
-        let tells_prompt = self.requests[&self.sequences[&entry.sequence].request].prompt_logprobs.is_some();
-        match self.scheduler.reaches_end(entry) {
-            _ if tells_prompt => LogitRows::All,
+        let request = &self.requests[&self.sequences[&entry.sequence].request];
+        let reaches_end = self.scheduler.reaches_end(entry);
+        if let Some(pooler) = &request.pooler {
+            return pooler.pooling().rows(reaches_end);
+        }
+        match reaches_end {
+            _ if request.prompt_logprobs.is_some() => LogitRows::All,
             true if entry.num_guesses > 0 => LogitRows::All,
             true => LogitRows::Last,
             false => LogitRows::None,
@@ -153,18 +167,22 @@ impl Worker {
         }
     }
 
-    /// Chooses tokens for every sequence that was computed to its end; `rows` are the rows of logits of each entry. Masks are
-    /// waited for until `deadline`.
-    fn sample(&mut self, step: &Step, rows: &[usize], deadline: Instant) {
-        let mut next = 0;
-        for (entry, &num_rows) in step.entries.iter().zip(rows) {
-            let rows = next..next + num_rows;
-            next = rows.end;
+    /// Chooses tokens for every sequence that was computed to its end; `rows` are the rows of each entry. Masks are waited for until
+    /// `deadline`.
+    fn sample(&mut self, step: &Step, rows: &[EntryRows], deadline: Instant) {
+        let (mut next, mut next_hidden) = (0, 0);
+        for (entry, num_rows) in step.entries.iter().zip(rows) {
+            let rows = next..next + num_rows.logits;
+            let hidden = next_hidden..next_hidden + num_rows.hidden;
+            (next, next_hidden) = (rows.end, hidden.end);
             // An earlier entry of this step may have failed the request, and this sequence with it.
             if !self.sequences.contains_key(&entry.sequence) {
                 continue;
             }
             let outcome = self.read_prompt(entry, rows.clone()).and_then(|()| {
+                if self.is_embedded(entry) {
+                    return self.pool(entry, hidden);
+                }
                 if !self.scheduler.reaches_end(entry) {
                     let full = self.scheduler.advance(entry, &[], 0);
                     self.save(entry.sequence, full);
@@ -305,6 +323,13 @@ impl Worker {
             Err(panic) => Err(EngineError::Panicked(panic_message(panic.as_ref()))),
         }
     }
+}
+
+/// How many rows of a step's outcome belong to one entry.
+#[derive(Debug, Clone, Copy)]
+struct EntryRows {
+    logits: usize,
+    hidden: usize,
 }
 
 /// Why no token could be chosen.

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod draft;
+mod embeddings;
 mod failures;
 mod generation;
 mod grammar;

@@ -98,6 +98,7 @@ pub(crate) struct Choice {
 pub(crate) struct Answer {
     pub(crate) choices: Vec<Choice>,
     pub(crate) prompt_logprobs: Option<Vec<Option<TokenLogprobs>>>,
+    pub(crate) embedding: Option<Vec<f32>>,
     pub(crate) usage: Option<Usage>,
     pub(crate) error: Option<EngineError>,
 }
@@ -130,6 +131,10 @@ pub(crate) fn read(mut stream: EventStream) -> Answer {
             Event::PromptLogprobs(logprobs) => {
                 assert!(answer.choices.is_empty() && answer.prompt_logprobs.is_none(), "before all text, and once");
                 answer.prompt_logprobs = Some(logprobs);
+            }
+            Event::Embedding(vector) => {
+                assert!(answer.choices.is_empty() && answer.embedding.is_none(), "nothing else, and once");
+                answer.embedding = Some(vector);
             }
             Event::Text { choice, text, tokens, logprobs } => {
                 assert!(!text.is_empty() && !tokens.is_empty());

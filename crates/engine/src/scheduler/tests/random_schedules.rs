@@ -16,7 +16,9 @@ struct Client {
     /// Choices beyond the first.
     forks: usize,
     guesses: usize,
-    all_logits: bool,
+    rows: KnownRows,
+    /// Nothing follows the prompt, as when an embedding is wanted.
+    ends_with_prompt: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -30,19 +32,29 @@ struct World {
 
 fn client(priorities: std::ops::Range<i32>) -> impl Strategy<Value = Client> {
     let lens = (0usize..60, 0u32..3, 1usize..50, 1usize..60);
-    let manners =
-        (prop::option::weighted(0.3, 0usize..200), priorities, 0usize..3, 0usize..4, prop::bool::weighted(0.1));
+    let rows = prop_oneof![
+        8 => Just(KnownRows::Last),
+        1 => Just(KnownRows::AllLogits),
+        1 => Just(KnownRows::AllHidden),
+    ];
+    let ends = prop::bool::weighted(0.1);
+    let manners = (prop::option::weighted(0.3, 0usize..200), priorities, 0usize..3, 0usize..4, (rows, ends));
     (lens, manners).prop_map(
-        |((arrives, kind, prompt_len, answer_len), (leaves, priority, forks, guesses, all_logits))| Client {
-            arrives,
-            kind,
-            prompt_len,
-            answer_len,
-            leaves,
-            priority,
-            forks,
-            guesses,
-            all_logits,
+        |((arrives, kind, prompt_len, answer_len), (leaves, priority, forks, guesses, (rows, ends)))| {
+            let ends_with_prompt = ends || rows == KnownRows::AllHidden;
+            let guesses = if ends_with_prompt { 0 } else { guesses };
+            Client {
+                arrives,
+                kind,
+                prompt_len,
+                answer_len,
+                leaves,
+                priority,
+                forks,
+                guesses,
+                rows,
+                ends_with_prompt,
+            }
         },
     )
 }
@@ -114,10 +126,10 @@ impl Life<'_> {
         let tokens: Vec<u32> =
             (0..client.prompt_len as u32).map(|i| if i < 20 { i } else { 100 * client.kind + i }).collect();
         let last = client.prompt_len + client.answer_len;
-        let (priority, all_logits) = (client.priority, client.all_logits);
+        let (priority, rows) = (client.priority, client.rows);
         let id = self.new_id();
         let chain = BlockChain::new(root(), self.scheduler.blocks().block_size(), tokens.clone());
-        self.scheduler.add(id, Arrival { chain, priority, all_logits });
+        self.scheduler.add(id, Arrival { chain, priority, rows });
         self.ledgers.insert(id, Ledger { client: number, tokens, last, guesses: Vec::new(), has_forked: false });
     }
 
@@ -186,7 +198,7 @@ impl Life<'_> {
             assert!(!entry.tokens.is_empty() && entry.tokens.start == state.num_computed, "{entry:?} of {state:?}");
             assert!(entry.tokens.end - entry.num_guesses <= state.num_tokens());
             logit_rows += match self.scheduler.reaches_end(entry) {
-                _ if state.all_logits && entry.num_guesses == 0 => entry.tokens.len(),
+                _ if state.rows == KnownRows::AllLogits && entry.num_guesses == 0 => entry.tokens.len(),
                 true => 1 + entry.num_guesses,
                 false => 0,
             };
@@ -276,6 +288,11 @@ impl Life<'_> {
         }
         let id = entry.sequence;
         let client = self.ledgers[&id].client;
+        if self.world.clients[client].ends_with_prompt {
+            self.scheduler.advance(entry, &[], 0);
+            self.end(id);
+            return;
+        }
         if !std::mem::replace(&mut self.ledgers.get_mut(&id).unwrap().has_forked, true) && entry.num_guesses == 0 {
             for _ in 0..self.world.clients[client].forks {
                 let (fork, token) = (self.new_id(), self.draw(3));
@@ -368,7 +385,8 @@ fn everyone_finishes_where_blocks_are_so_few_that_sequences_keep_preempting_each
         priority: 0,
         forks: 0,
         guesses: 0,
-        all_logits: false,
+        rows: KnownRows::Last,
+        ends_with_prompt: false,
     };
     let config = SchedulerConfig { max_batch: 4, token_budget: 8, max_logit_rows: 4, patience: 64 };
     let clients = (0..8).map(client).collect();
