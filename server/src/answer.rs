@@ -135,12 +135,17 @@ pub(crate) async fn send<S: Shape>(
         let text = if is_large { context.state.work().write(|| whole.write()).await? } else { whole.write() };
         ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], text).into_response()
     };
-    if !context.ignored.is_empty()
-        && let Ok(names) = HeaderValue::from_str(&context.ignored.join(", "))
+    report_ignored(&mut response, context.ignored);
+    Ok(response)
+}
+
+/// Names the fields of a request that nobody knows.
+pub(crate) fn report_ignored(response: &mut Response, ignored: &[String]) {
+    if !ignored.is_empty()
+        && let Ok(names) = HeaderValue::from_str(&ignored.join(", "))
     {
         response.headers_mut().insert("x-taper-ignored-fields", names);
     }
-    Ok(response)
 }
 
 /// An answer that is complete.

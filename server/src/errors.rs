@@ -103,6 +103,19 @@ impl ApiError {
         error
     }
 
+    /// 400: an input to be embedded is longer than the context. `exactly` as in [`ApiError::context_overflow`].
+    pub fn input_too_long(param: &str, input_tokens: usize, context_len: usize, exactly: bool) -> Self {
+        let at_least = if exactly { "" } else { "at least " };
+        let mut error = Self::bad_request(format!(
+            "{param} has {at_least}{input_tokens} tokens and the context of this model holds {context_len}; shorten it, have its end \
+             alone embedded with truncate_prompt_tokens, or start the server with a larger --ctx"
+        ))
+        .param(param)
+        .code("context_length_exceeded");
+        error.0.overflow = Some((input_tokens, context_len));
+        error
+    }
+
     /// 404: no model of that name here.
     pub fn model_not_found(asked: &str, served: &str) -> Self {
         let message = format!("model {asked} is not served here; this server has \"{served}\" (also as \"default\")");
@@ -112,7 +125,7 @@ impl ApiError {
     /// 404: no such path.
     pub fn no_such_path(path: &str) -> Self {
         let message = format!(
-            "there is nothing at {path}; this server has POST /v1/chat/completions, POST /v1/completions, GET /v1/models and GET /health"
+            "there is nothing at {path}; this server has POST /v1/chat/completions, POST /v1/completions, POST /v1/embeddings, GET /v1/models and GET /health"
         );
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).code("unknown_url")
     }

@@ -23,9 +23,9 @@ use crate::state::{ActiveGuard, Served};
 use crate::time_limit::TimeLimit;
 
 /// Prompts of one request that are at the engine at once; a larger batch must not fill the queue for everyone.
-const MAX_IN_FLIGHT: usize = 32;
+pub(crate) const MAX_IN_FLIGHT: usize = 32;
 /// How long a batch that has begun waits before it asks a full queue again.
-const QUEUE_PAUSE: Duration = Duration::from_millis(50);
+pub(crate) const QUEUE_PAUSE: Duration = Duration::from_millis(50);
 
 /// What a generation costs in all, when it is complete.
 #[derive(Debug, Clone, Copy, Default)]
@@ -301,27 +301,32 @@ impl Generation {
         error
     }
 
-    /// An engine that stops on purpose, or fails at every step, is a 503 that another server can cure; the rest are faults.
     fn refusal(&self, error: &EngineError) -> ApiError {
         match error {
-            // What its handles hear when its thread dies.
-            EngineError::Stopped if !self.engine.is_healthy() => {
-                ApiError::failed("the engine crashed; restart the server")
-            }
-            EngineError::Stopped => ApiError::draining(),
             // The same request would fail again, so it is the client's to change.
             EngineError::Grammar(reason) => ApiError::invalid(self.form_field, reason.clone()),
-            EngineError::TimedOut(_) => self.time_limit.error(),
-            EngineError::Runner(_) | EngineError::Panicked(_) if !self.engine.is_healthy() => {
-                ApiError::failed(&format!("its last steps failed: {error}"))
-            }
-            other => ApiError::internal(other.to_string()),
+            other => refusal(&self.engine, self.time_limit, other),
         }
     }
 
     /// [`Generation::poll_next`] for asynchronous code.
     pub(crate) async fn next(&mut self) -> Option<Result<Output, ApiError>> {
         std::future::poll_fn(|context| self.poll_next(context)).await
+    }
+}
+
+/// What a client hears of a request that failed. An engine that stops on purpose, or fails at every step, is a 503 that another
+/// server can cure; the rest are faults.
+pub(crate) fn refusal(engine: &EngineHandle, time_limit: TimeLimit, error: &EngineError) -> ApiError {
+    match error {
+        // What its handles hear when its thread dies.
+        EngineError::Stopped if !engine.is_healthy() => ApiError::failed("the engine crashed; restart the server"),
+        EngineError::Stopped => ApiError::draining(),
+        EngineError::TimedOut(_) => time_limit.error(),
+        EngineError::Runner(_) | EngineError::Panicked(_) if !engine.is_healthy() => {
+            ApiError::failed(&format!("its last steps failed: {error}"))
+        }
+        other => ApiError::internal(other.to_string()),
     }
 }
 

@@ -15,6 +15,7 @@
 mod answer;
 mod api;
 mod body;
+mod embedding;
 mod errors;
 mod fields;
 mod generation;
@@ -51,6 +52,8 @@ pub mod limits {
     pub const MAX_JSON_VALUES: usize = 1 << 19;
     /// Prompts in one completion request.
     pub const MAX_PROMPTS: usize = 512;
+    /// Inputs in one request for embeddings, as in OpenAI's interface.
+    pub const MAX_INPUTS: usize = 2048;
     /// Choices per prompt (`n`, `best_of`).
     pub const MAX_CHOICES: u64 = 16;
     /// Bytes, by a rough estimate, that one answer tells of its prompts, over all its choices: log-probabilities, ids of

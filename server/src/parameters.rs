@@ -45,11 +45,7 @@ impl Parameters {
     /// Takes the shared fields; the model's name is checked too. The endpoint adds its own and calls
     /// [`Parameters::check`].
     pub(crate) fn take(fields: &mut Fields, state: &ServerState, served: &Served) -> Result<Self, ApiError> {
-        if let Some(name) = fields.string("model")?
-            && !state.answers_to(&served.model.id, &name)
-        {
-            return Err(ApiError::model_not_found(&show(&Value::String(name)), &served.model.id));
-        }
+        check_model(fields, state, served)?;
         let newer = fields.integer("max_completion_tokens", 1..=i64::MAX)?;
         let older = fields.integer("max_tokens", 1..=i64::MAX)?;
         let count = |n: i64| usize::try_from(n).unwrap_or(usize::MAX);
@@ -82,7 +78,7 @@ impl Parameters {
             logprobs: None,
             prompt_logprobs: details.prompt_logprobs,
         };
-        let priority = fields.integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?.map_or(0, |p| p as i32);
+        let priority = priority(fields)?;
         let cache_salt = cache_salt(fields)?;
         let form = grammar_fields::take(fields)?;
         let stream = fields.boolean("stream")?.unwrap_or(false);
@@ -169,8 +165,23 @@ impl Parameters {
     }
 }
 
+/// Takes the model's name, which has to be one of the served model's.
+pub(crate) fn check_model(fields: &mut Fields, state: &ServerState, served: &Served) -> Result<(), ApiError> {
+    match fields.string("model")? {
+        Some(name) if !state.answers_to(&served.model.id, &name) => {
+            Err(ApiError::model_not_found(&show(&Value::String(name)), &served.model.id))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Lower is served earlier; 0 unless given.
+pub(crate) fn priority(fields: &mut Fields) -> Result<i32, ApiError> {
+    Ok(fields.integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?.map_or(0, |priority| priority as i32))
+}
+
 /// A string that is not empty, as vLLM has it.
-fn cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+pub(crate) fn cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     match fields.string("cache_salt")? {
         Some(salt) if salt.is_empty() || salt.len() > MAX_SALT_BYTES => {
             let message = format!("cache_salt must have 1 to {MAX_SALT_BYTES} bytes, got {}", salt.len());

@@ -13,15 +13,20 @@ pub(crate) fn encode(served: &Served, text: &str, param: &str) -> Result<Vec<u32
     served.model.tokenizer.encode(text, options).map_err(|error| cannot_be_tokenized(param, &error))
 }
 
-fn cannot_be_tokenized(param: &str, error: &taper_text::Error) -> ApiError {
+pub(crate) fn cannot_be_tokenized(param: &str, error: &taper_text::Error) -> ApiError {
     ApiError::invalid(param, format!("{param} cannot be tokenized: {error}"))
+}
+
+/// Tokens that a text has at least, without a look at it: megabytes that cannot fit are not worth tokenizing.
+pub(crate) fn least_tokens(served: &Served, text: &str) -> usize {
+    // Twice, since normalization may shorten a text.
+    text.len() / served.longest_token_bytes.max(1) / 2
 }
 
 /// Refuses a text that cannot fit, whatever its tokens are.
 fn check_fits(served: &Served, text: &str, param: &str) -> Result<(), ApiError> {
     let context_len = served.model.context_len;
-    // Megabytes that cannot fit are not worth tokenizing. Twice, since normalization may shorten a text.
-    let shortest = text.len() / served.longest_token_bytes.max(1) / 2;
+    let shortest = least_tokens(served, text);
     if shortest > context_len {
         return Err(ApiError::context_overflow(param, shortest, context_len, false));
     }

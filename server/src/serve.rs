@@ -25,7 +25,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tower_http::catch_panic::CatchPanicLayer;
 
-use crate::api::{chat_completions, completions, health, metrics, models};
+use crate::api::{chat_completions, completions, embeddings, health, metrics, models};
 use crate::body;
 use crate::errors::ApiError;
 use crate::io_timeout::WriteTimeout;
@@ -38,6 +38,7 @@ pub fn app(state: ServerState) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat_completions::chat_completions))
         .route("/v1/completions", post(completions::completions))
+        .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::get))
         .route("/health", get(health::health))

@@ -13,6 +13,7 @@ use crate::{Error, Prompt, end_of_generation};
 const MODEL: &str = "tokenizer.ggml.model";
 const BOS: &str = "tokenizer.ggml.bos_token_id";
 const EOS: &str = "tokenizer.ggml.eos_token_id";
+const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
 const UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
 
 /// How a text is encoded.
@@ -41,6 +42,7 @@ pub struct Tokenizer {
     eos: Option<u32>,
     end_of_generation: Vec<u32>,
     adds_bos: bool,
+    adds_eos: bool,
     /// A blank is put before each stretch of text, and taken away again when decoding.
     space_prefix: bool,
 }
@@ -135,6 +137,7 @@ impl Tokenizer {
             eos,
             end_of_generation,
             adds_bos,
+            adds_eos: metadata.bool(ADD_EOS)?.unwrap_or(false),
             space_prefix,
         })
     }
@@ -245,6 +248,12 @@ impl Tokenizer {
     /// Every token after which generation ends, ascending: EOS and the ends of turns.
     pub fn end_of_generation(&self) -> &[u32] {
         &self.end_of_generation
+    }
+
+    /// The token that the model wants behind a text to be embedded, if the file says that it wants one. Behind a text to be continued
+    /// it would be in the way.
+    pub fn end_of_embedded(&self) -> Option<u32> {
+        self.eos.filter(|_| self.adds_eos)
     }
 
     /// The text of [`Tokenizer::bos`] for chat templates; empty if there is none.

@@ -13,6 +13,7 @@ use crate::work::HeldBytes;
 
 pub(crate) mod chat_completions;
 pub(crate) mod completions;
+pub(crate) mod embeddings;
 pub(crate) mod health;
 pub(crate) mod metrics;
 pub(crate) mod models;

@@ -31,8 +31,12 @@ pub(crate) struct Vocabulary {
 
 /// The byte vocabulary and ChatML template of the tiny test models: a byte's token has the byte's number.
 pub(crate) fn vocabulary() -> Vocabulary {
+    vocabulary_of(&taper_testkit::tiny::TinyModel::default())
+}
+
+pub(crate) fn vocabulary_of(model: &taper_testkit::tiny::TinyModel) -> Vocabulary {
     let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), taper_testkit::tiny::TinyModel::default().to_gguf()).unwrap();
+    std::fs::write(file.path(), model.to_gguf()).unwrap();
     let checkpoint = taper_checkpoint::Checkpoint::open(file.path()).unwrap();
     let tokenizer = Arc::new(Tokenizer::from_metadata(checkpoint.metadata()).unwrap());
     let template = ChatTemplate::from_metadata(checkpoint.metadata()).unwrap().expect("tiny models have a template");
@@ -62,7 +66,17 @@ pub(crate) fn babbling() -> StubRunner {
 }
 
 pub(crate) fn state_with(runner: StubRunner, config: EngineConfig, timeouts: Timeouts) -> (ServerState, EngineHandle) {
-    let Vocabulary { tokenizer, template } = vocabulary();
+    state_of(vocabulary(), runner, config, timeouts)
+}
+
+/// [`state_with`] another vocabulary.
+pub(crate) fn state_of(
+    vocabulary: Vocabulary,
+    runner: StubRunner,
+    config: EngineConfig,
+    timeouts: Timeouts,
+) -> (ServerState, EngineHandle) {
+    let Vocabulary { tokenizer, template } = vocabulary;
     let context_len = limits().context_len;
     let engine = Engine::start(Box::new(runner), tokenizer.clone(), config);
     let state = ServerState::with_timeouts(timeouts);

@@ -87,6 +87,17 @@ fn bos_is_added_once_and_only_where_the_file_wants_it() {
 }
 
 #[test]
+fn the_end_of_an_embedded_text_is_eos_where_the_file_wants_it() {
+    let plain = tokenizer(&byte_level()).unwrap();
+    assert_eq!(plain.end_of_embedded(), None);
+    let wanted = tokenizer(&byte_level().bool(ADD_EOS, true)).unwrap();
+    assert_eq!((wanted.end_of_embedded(), wanted.end_of_embedded().is_some()), (wanted.eos(), true));
+    // Nowhere else.
+    let options = EncodeOptions { parse_special: true, add_bos: true };
+    assert_eq!(wanted.encode("hello", options).unwrap(), plain.encode("hello", options).unwrap());
+}
+
+#[test]
 fn generation_ends_at_eos_eot_eom_and_at_tokens_of_well_known_text() {
     let texts = |file: &GgufBuilder| {
         let tokenizer = tokenizer(file).unwrap();

@@ -1,0 +1,298 @@
+//! POST /v1/embeddings: one vector for each input, of what the model makes of its tokens.
+//!
+//! `input` is a string, token ids, or an array of either. `encoding_format` is `float` or `base64` (float32, little-endian), and
+//! `dimensions` keeps the first so many elements. Our own: `pooling`, `mean` or `last`, where the model's file says nothing `mean`;
+//! `normalize`, true unless given. vLLM's: `truncate_prompt_tokens` keeps the last so many tokens of an input, `add_special_tokens`
+//! leaves away what the model's file wants around a text, `priority` and `cache_salt` are those of the other endpoints.
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use taper_engine::{Embeddings, Pooling, normalize};
+use taper_text::EncodeOptions;
+
+use crate::answer::report_ignored;
+use crate::embedding::{self, Asked};
+use crate::errors::ApiError;
+use crate::fields::{Fields, integer_of, show};
+use crate::limits::MAX_INPUTS;
+use crate::parameters::{cache_salt, check_model, priority};
+use crate::state::{Served, ServerState};
+use crate::{api, body, prompt, unsupported};
+
+/// Elements of an answer that is written at once; a larger one waits for its turn.
+const SMALL_ANSWER: usize = 1 << 16;
+
+/// Parameters of this endpoint elsewhere that are not here, and what they may say because it asks for nothing.
+const UNSUPPORTED: &[(&str, &[&str])] = &[
+    ("messages", &[]),
+    ("embed_dtype", &["float32"]),
+    ("endianness", &["native", "little"]),
+    ("truncation_side", &["left"]),
+    ("use_activation", &[]),
+    ("embd_normalize", &[]),
+];
+
+struct Prepared {
+    inputs: Vec<Vec<u32>>,
+    asked: Asked,
+    shape: Shape,
+    ignored: Vec<String>,
+}
+
+/// What vectors become in the answer.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    dimensions: usize,
+    is_normalized: bool,
+    is_base64: bool,
+}
+
+pub(crate) async fn embeddings(
+    State(state): State<ServerState>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let mut admitted = api::admit(&state, &headers, body).await?;
+    let Prepared { inputs, asked, shape, ignored } = admitted.read(&state, prepare).await?;
+    // The request is under way until its answer is written.
+    let api::Admitted { served, active: _active, time_limit, .. } = admitted;
+    let num_tokens = inputs.iter().map(Vec::len).sum();
+    let vectors = embedding::embed(&served, inputs, asked, time_limit).await?;
+    let id = served.model.id.clone();
+    let num_elements = vectors.len() * shape.dimensions;
+    let write = move || shape.answer(&id, vectors, num_tokens);
+    let text = if num_elements > SMALL_ANSWER { state.work().write(write).await? } else { write() };
+    let mut response = ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], text).into_response();
+    report_ignored(&mut response, &ignored);
+    Ok(response)
+}
+
+fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared, ApiError> {
+    let mut fields = Fields::new(body::parse_object(body)?);
+    check_model(&mut fields, state, served)?;
+    let Some(embeddings) = served.model.engine.embeddings() else {
+        return Err(ApiError::unsupported("model", format!("the model {} gives no embeddings", served.model.id)));
+    };
+    let shape = Shape::take(&mut fields, embeddings)?;
+    let asked = Asked {
+        pooling: pooling(&mut fields, embeddings)?,
+        priority: priority(&mut fields)?,
+        cache_salt: cache_salt(&mut fields)?,
+    };
+    let encoding = Encoding::take(&mut fields, served)?;
+    let inputs = read_inputs(fields.take("input"))?;
+    refuse_unsupported(&mut fields)?;
+    let ignored = unsupported::check_rest(fields, state)?;
+    let inputs = inputs.into_iter().map(|(name, input)| encoding.tokens(served, &name, input)).collect::<Result<_, _>>()?;
+    Ok(Prepared { inputs, asked, shape, ignored })
+}
+
+fn pooling(fields: &mut Fields, embeddings: Embeddings) -> Result<Pooling, ApiError> {
+    match fields.string("pooling")?.as_deref() {
+        Some("mean") => Ok(Pooling::Mean),
+        Some("last") => Ok(Pooling::Last),
+        Some(other) => {
+            let got = show(&Value::String(other.to_owned()));
+            Err(ApiError::invalid("pooling", format!("pooling must be \"mean\" or \"last\", got {got}")))
+        }
+        None => embeddings.pooling.ok_or_else(|| {
+            let message = "the model's file asks for a way of pooling that this server does not have; pooling must be given, \
+                           \"mean\" or \"last\"";
+            ApiError::missing("pooling", message)
+        }),
+    }
+}
+
+fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
+    for &(name, harmless) in UNSUPPORTED {
+        if let Some(value) = fields.take(name)
+            && value.as_str().is_none_or(|value| !harmless.contains(&value))
+        {
+            let message = format!("{name} is not supported by this server; leave it out (got {})", show(&value));
+            return Err(ApiError::unsupported(name, message));
+        }
+    }
+    Ok(())
+}
+
+/// How texts become tokens.
+struct Encoding {
+    context_len: usize,
+    /// Most tokens of an input; what is before the last of these is left out.
+    keeps_last: Option<usize>,
+    adds_special: bool,
+}
+
+/// One input, as it came.
+enum Input {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+impl Encoding {
+    fn take(fields: &mut Fields, served: &Served) -> Result<Self, ApiError> {
+        let context_len = served.model.context_len.min(served.model.engine.limits().context_len);
+        let keeps_last = match fields.take("truncate_prompt_tokens") {
+            None => None,
+            Some(value) => match integer_of(&value) {
+                Some(-1) => Some(context_len),
+                Some(num @ 1..) if num <= context_len as i64 => Some(num as usize),
+                _ => {
+                    let message = format!(
+                        "truncate_prompt_tokens must be an integer between 1 and {context_len}, the context of this model, \
+                         or -1 for that, got {}",
+                        show(&value)
+                    );
+                    return Err(ApiError::invalid("truncate_prompt_tokens", message));
+                }
+            },
+        };
+        let adds_special = fields.boolean("add_special_tokens")?.unwrap_or(true);
+        Ok(Self { context_len, keeps_last, adds_special })
+    }
+
+    /// The tokens of an input, which came in the field `name`.
+    fn tokens(&self, served: &Served, name: &str, input: Input) -> Result<Vec<u32>, ApiError> {
+        let mut tokens = match input {
+            Input::Text(text) => self.encode(served, name, &text)?,
+            Input::Tokens(ids) => {
+                let vocab_size = served.vocab_size();
+                if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab_size) {
+                    let message = format!("token id {id} is not in the vocabulary, whose ids are below {vocab_size}");
+                    return Err(ApiError::invalid(name, message));
+                }
+                ids
+            }
+        };
+        if let Some(keeps_last) = self.keeps_last {
+            tokens.drain(..tokens.len().saturating_sub(keeps_last));
+        }
+        match tokens.len() {
+            0 => Err(ApiError::invalid(name, format!("{name} is empty; an input has at least one token"))),
+            len if len > self.context_len => Err(ApiError::input_too_long(name, len, self.context_len, true)),
+            _ => Ok(tokens),
+        }
+    }
+
+    fn encode(&self, served: &Served, name: &str, text: &str) -> Result<Vec<u32>, ApiError> {
+        if text.is_empty() {
+            return Err(ApiError::invalid(name, format!("{name} is empty; an input has at least one token")));
+        }
+        let least = prompt::least_tokens(served, text);
+        if self.keeps_last.is_none() && least > self.context_len {
+            return Err(ApiError::input_too_long(name, least, self.context_len, false));
+        }
+        let tokenizer = &served.model.tokenizer;
+        let options = EncodeOptions { parse_special: true, add_bos: self.adds_special };
+        let mut tokens = tokenizer.encode(text, options).map_err(|error| prompt::cannot_be_tokenized(name, &error))?;
+        let end = tokenizer.end_of_embedded().filter(|end| self.adds_special && tokens.last() != Some(end));
+        tokens.extend(end);
+        Ok(tokens)
+    }
+}
+
+/// A string, token ids, or an array of either; each with the name of its place.
+fn read_inputs(value: Option<Value>) -> Result<Vec<(String, Input)>, ApiError> {
+    let invalid = |message: String| Err(ApiError::invalid("input", message));
+    match value {
+        None => Err(ApiError::missing("input", "input is missing; it is a string, token ids, or an array of either")),
+        Some(Value::String(text)) => Ok(vec![("input".to_owned(), Input::Text(text))]),
+        Some(Value::Array(items)) if items.is_empty() => invalid("input is an empty array".to_owned()),
+        Some(Value::Array(items)) if items[0].is_number() => {
+            Ok(vec![("input".to_owned(), Input::Tokens(read_ids("input", &items)?))])
+        }
+        Some(Value::Array(items)) if items.len() > MAX_INPUTS => {
+            invalid(format!("input has {} inputs; at most {MAX_INPUTS} are taken in one request", items.len()))
+        }
+        Some(Value::Array(items)) => items.into_iter().enumerate().map(read_input).collect(),
+        Some(other) => {
+            invalid(format!("input must be a string, token ids, or an array of either, got {}", show(&other)))
+        }
+    }
+}
+
+fn read_input((index, item): (usize, Value)) -> Result<(String, Input), ApiError> {
+    let name = format!("input[{index}]");
+    let input = match item {
+        Value::String(text) => Input::Text(text),
+        Value::Array(ids) => Input::Tokens(read_ids(&name, &ids)?),
+        other => {
+            let message = format!("{name} must be a string or token ids, got {}", show(&other));
+            return Err(ApiError::invalid(name, message));
+        }
+    };
+    Ok((name, input))
+}
+
+fn read_ids(name: &str, items: &[Value]) -> Result<Vec<u32>, ApiError> {
+    let id = |item: &Value| {
+        let id = integer_of(item).and_then(|id| u32::try_from(id).ok());
+        id.ok_or_else(|| {
+            ApiError::invalid(name, format!("a token id in {name} must be an integer from 0, got {}", show(item)))
+        })
+    };
+    items.iter().map(id).collect()
+}
+
+impl Shape {
+    fn take(fields: &mut Fields, embeddings: Embeddings) -> Result<Self, ApiError> {
+        let hidden_size = embeddings.hidden_size;
+        let dimensions = fields.integer("dimensions", 1..=hidden_size as i64)?;
+        let is_base64 = match fields.string("encoding_format")?.as_deref() {
+            None | Some("float") => false,
+            Some("base64") => true,
+            Some(other) => {
+                let got = show(&Value::String(other.to_owned()));
+                let message = format!("encoding_format must be \"float\" or \"base64\", got {got}");
+                return Err(ApiError::invalid("encoding_format", message));
+            }
+        };
+        let is_normalized = fields.boolean("normalize")?.unwrap_or(true);
+        Ok(Self { dimensions: dimensions.map_or(hidden_size, |n| n as usize), is_normalized, is_base64 })
+    }
+
+    /// The text of the answer. One vector after another, because as a value it takes many times the memory.
+    fn answer(self, id: &str, vectors: Vec<Vec<f32>>, num_tokens: usize) -> String {
+        let mut text = String::from("{\"object\":\"list\",\"data\":[");
+        for (index, vector) in vectors.into_iter().enumerate() {
+            if index > 0 {
+                text.push(',');
+            }
+            text.push_str(&format!("{{\"object\":\"embedding\",\"index\":{index},\"embedding\":"));
+            self.write(vector, &mut text);
+            text.push('}');
+        }
+        text.push(']');
+        let rest = json!({ "model": id, "usage": { "prompt_tokens": num_tokens, "total_tokens": num_tokens } });
+        text.push_str(&rest.to_string().replacen('{', ",", 1));
+        text
+    }
+
+    fn write(self, mut vector: Vec<f32>, text: &mut String) {
+        vector.truncate(self.dimensions);
+        if self.is_normalized {
+            normalize(&mut vector);
+        }
+        if self.is_base64 {
+            let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+            text.push('"');
+            STANDARD.encode_string(bytes, text);
+            text.push('"');
+            return;
+        }
+        text.push('[');
+        for (place, x) in vector.iter().enumerate() {
+            if place > 0 {
+                text.push(',');
+            }
+            // The shortest decimal that is this float32 and no other; all elements are finite.
+            text.push_str(&x.to_string());
+        }
+        text.push(']');
+    }
+}
