@@ -6,6 +6,7 @@ mod support;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 use support::*;
 use taper_engine::stub::StubRunner;
@@ -13,6 +14,7 @@ use taper_engine::{EmbeddingRequest, EndReason, EngineConfig, EngineHandle, Pool
 use taper_server::{ServerState, Timeouts};
 use taper_testkit::gguf;
 use taper_testkit::tiny::TinyModel;
+use taper_text::{EncodeOptions, Tokenizer};
 use tokio::io::AsyncWriteExt;
 
 const EMBEDDINGS: &str = "/v1/embeddings";
@@ -38,6 +40,12 @@ fn state_for(runner: StubRunner, config: EngineConfig) -> (ServerState, EngineHa
 
 fn plain() -> ServerState {
     state_for(runner(), EngineConfig::default()).0
+}
+
+/// As the tiny vocabulary has it, which knows a few pairs of letters.
+fn tokens_of(text: &str) -> Vec<u32> {
+    static TOKENIZER: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| vocabulary().tokenizer);
+    TOKENIZER.encode(text, EncodeOptions { parse_special: true, add_bos: true }).unwrap()
 }
 
 /// The vector of some tokens, not normalised.
@@ -104,7 +112,7 @@ async fn vectors(state: &ServerState, fields: Value) -> Vec<Vec<f32>> {
 #[tokio::test]
 async fn every_form_of_input_gives_its_vectors_in_order() {
     let state = plain();
-    let [a, b] = ["a first text", "and quite another"].map(bytes_of);
+    let [a, b] = ["a first text", "and quite another"].map(tokens_of);
     for (input, expected) in [
         (json!("a first text"), vec![&a]),
         (json!(["a first text"]), vec![&a]),
@@ -127,7 +135,9 @@ async fn an_answer_has_the_fields_of_openais() {
     let mut body = answer.json();
     let data = body.as_object_mut().unwrap().shift_remove("data").unwrap();
     assert_eq!(data.as_array().unwrap().len(), 2);
-    assert_eq!(body, json!({ "object": "list", "model": MODEL, "usage": { "prompt_tokens": 8, "total_tokens": 8 } }));
+    let num_tokens = tokens_of("one").len() + tokens_of("three").len();
+    let usage = json!({ "prompt_tokens": num_tokens, "total_tokens": num_tokens });
+    assert_eq!(body, json!({ "object": "list", "model": MODEL, "usage": usage }));
     let names: Vec<&String> = data[0].as_object().unwrap().keys().collect();
     assert_eq!(names, ["object", "index", "embedding"]);
 }
@@ -153,7 +163,7 @@ async fn base64_holds_the_bits_of_the_numbers() {
 async fn vectors_are_pooled_cut_and_normalised_as_asked() {
     let state = plain();
     let text = "a text of several tokens";
-    let (mean, last) = (raw(&bytes_of(text), Pooling::Mean), raw(&bytes_of(text), Pooling::Last));
+    let (mean, last) = (raw(&tokens_of(text), Pooling::Mean), raw(&tokens_of(text), Pooling::Last));
     for (fields, expected) in [
         (json!({}), normalized(&mean)),
         (json!({ "pooling": "mean" }), normalized(&mean)),
@@ -176,7 +186,7 @@ async fn vectors_are_pooled_cut_and_normalised_as_asked() {
 async fn truncation_keeps_the_last_tokens() {
     let state = plain();
     let text = "x".repeat(600) + "the end";
-    let tokens = bytes_of(&text);
+    let tokens = tokens_of(&text);
     for (truncate, kept) in [(7, 7), (1, 1), (512, 512), (-1, 512)] {
         let expected = usual(&tokens[tokens.len() - kept..]);
         for input in [json!(text), json!(tokens)] {
@@ -186,10 +196,10 @@ async fn truncation_keeps_the_last_tokens() {
     }
     // A short input is whole.
     let fields = json!({ "input": "short", "truncate_prompt_tokens": 100 });
-    assert_eq!(vectors(&state, fields).await, [usual(&bytes_of("short"))]);
+    assert_eq!(vectors(&state, fields).await, [usual(&tokens_of("short"))]);
     // Far beyond what can fit, too.
     let fields = json!({ "input": "y".repeat(1 << 20), "truncate_prompt_tokens": 3 });
-    assert_eq!(vectors(&state, fields).await, [usual(&bytes_of("yyy"))]);
+    assert_eq!(vectors(&state, fields).await, [usual(&tokens_of("yyy"))]);
 }
 
 #[tokio::test]
@@ -198,7 +208,7 @@ async fn what_the_file_wants_around_a_text_is_added_unless_it_is_not_wanted() {
     let vocabulary = vocabulary_of(&TinyModel { add_bos: true, extra, ..TinyModel::default() });
     let (bos, eos) = (vocabulary.tokenizer.bos().unwrap(), vocabulary.tokenizer.eos().unwrap());
     let (state, _engine) = state_of(vocabulary, runner(), EngineConfig::default(), Timeouts::default());
-    let text = bytes_of("text");
+    let text = tokens_of("text");
     let around = [&[bos], text.as_slice(), &[eos]].concat();
     assert_eq!(vectors(&state, json!({ "input": "text" })).await, [usual(&around)]);
     assert_eq!(vectors(&state, json!({ "input": "text", "add_special_tokens": true })).await, [usual(&around)]);
@@ -289,10 +299,10 @@ async fn more_inputs_than_the_queue_holds_are_worked_off() {
     let config = EngineConfig { max_batch: 4, max_queued: 4, ..EngineConfig::default() };
     let (state, engine) = state_for(runner(), config);
     let inputs: Vec<String> = (0..100).map(|number| format!("input {number} {}", "x".repeat(number % 17))).collect();
-    let expected: Vec<Vec<f32>> = inputs.iter().map(|input| usual(&bytes_of(input))).collect();
+    let expected: Vec<Vec<f32>> = inputs.iter().map(|input| usual(&tokens_of(input))).collect();
     assert_eq!(vectors(&state, json!({ "input": inputs })).await, expected);
     assert_eq!(engine.metrics().num_ended(EndReason::Stop), 100);
-    let num_tokens: usize = inputs.iter().map(String::len).sum();
+    let num_tokens: usize = inputs.iter().map(|input| tokens_of(input).len()).sum();
     assert_eq!(engine.status().prompt_tokens, num_tokens as u64);
     let metrics = get(&state, "/metrics").await.body;
     let of_prompts = metrics.lines().find(|line| line.starts_with("vllm:prompt_tokens_total{")).unwrap();
@@ -303,7 +313,7 @@ async fn more_inputs_than_the_queue_holds_are_worked_off() {
 async fn vectors_come_beside_answers_as_they_come_alone() {
     let (state, _engine) = state_for(runner(), EngineConfig { token_budget: Some(16), ..EngineConfig::default() });
     let inputs: Vec<String> = (0..20).map(|number| format!("input {number} {}", "x".repeat(7 * number))).collect();
-    let expected: Vec<Vec<f32>> = inputs.iter().map(|input| usual(&bytes_of(input))).collect();
+    let expected: Vec<Vec<f32>> = inputs.iter().map(|input| usual(&tokens_of(input))).collect();
     let answers = complete(&state, json!({ "max_tokens": 100, "ignore_eos": true }));
     let (vectors, answer) = tokio::join!(vectors(&state, json!({ "input": inputs })), answers);
     assert_eq!(vectors, expected);
@@ -352,7 +362,7 @@ async fn a_client_that_leaves_cancels_all_its_inputs() {
     assert!(metrics.num_ended(EndReason::Abort) > 0, "all of 40 inputs of 7 steps each cannot be done yet");
     assert!(metrics.num_ended(EndReason::Abort) + metrics.num_ended(EndReason::Stop) <= 40);
     // The server goes on.
-    assert_eq!(vectors(&state, json!({ "input": "a" })).await, [usual(&bytes_of("a"))]);
+    assert_eq!(vectors(&state, json!({ "input": "a" })).await, [usual(&tokens_of("a"))]);
 }
 
 #[tokio::test]
@@ -365,7 +375,7 @@ async fn an_input_that_fails_fails_the_request_and_frees_the_others() {
     assert!(answer.error()["message"].as_str().unwrap().contains("the stub fails at step 3"));
     eventually("nobody is left", || engine.status().queued + engine.status().running == 0).await;
     assert_eq!(engine.status().free_blocks, limits().num_blocks);
-    assert_eq!(vectors(&state, json!({ "input": "a" })).await, [usual(&bytes_of("a"))]);
+    assert_eq!(vectors(&state, json!({ "input": "a" })).await, [usual(&tokens_of("a"))]);
 }
 
 #[tokio::test]

@@ -184,9 +184,14 @@ impl Encoding {
             return Err(ApiError::invalid(name, format!("{name} is empty; an input has at least one token")));
         }
         let least = prompt::least_tokens(served, text);
-        if self.keeps_last.is_none() && least > self.context_len {
-            return Err(ApiError::input_too_long(name, least, self.context_len, false));
-        }
+        let text = match self.keeps_last {
+            // Megabytes before the tokens that are kept are not worth tokenizing.
+            Some(_) => prompt::end_that_may_fit(served, text),
+            None if least > self.context_len => {
+                return Err(ApiError::input_too_long(name, least, self.context_len, false));
+            }
+            None => text,
+        };
         let tokenizer = &served.model.tokenizer;
         let options = EncodeOptions { parse_special: true, add_bos: self.adds_special };
         let mut tokens = tokenizer.encode(text, options).map_err(|error| prompt::cannot_be_tokenized(name, &error))?;
