@@ -13,7 +13,10 @@ use server::Server;
 const PAIRS: [[&str; 2]; 4] = [
     ["The cat is sleeping on the sofa.", "A kitten naps on the couch."],
     ["The central bank raised interest rates again.", "Interest rates were increased by the bank once more."],
-    ["To bake bread you need flour, water, yeast and salt.", "Bread is made by baking flour with water, yeast and salt."],
+    [
+        "To bake bread you need flour, water, yeast and salt.",
+        "Bread is made by baking flour with water, yeast and salt.",
+    ],
     ["The train to Berlin leaves at nine in the morning.", "At nine o'clock in the morning the Berlin train departs."],
 ];
 
@@ -59,9 +62,8 @@ fn a_vector_has_the_same_bits_alone_and_in_company() {
     let mut texts: Vec<&str> = PAIRS.iter().flatten().copied().collect();
     texts.push(&long);
     for pooling in ["mean", "last"] {
-        let ask = |input: Value| {
-            embed(&server, &json!({ "input": input, "pooling": pooling, "encoding_format": "base64" }))
-        };
+        let ask =
+            |input: Value| embed(&server, &json!({ "input": input, "pooling": pooling, "encoding_format": "base64" }));
         let together = std::thread::scope(|scope| {
             let company = scope.spawn(|| {
                 let body = json!({ "prompt": "Once upon a time", "max_tokens": 64, "ignore_eos": true });

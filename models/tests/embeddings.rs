@@ -39,8 +39,7 @@ fn pooled<B: Backend>(
     let mut start = 0;
     for &len in pieces {
         let rows = pooling.rows(start + len == tokens.len());
-        let slice =
-            SequenceSlice { tokens: &tokens[start..start + len], start, block_table: blocks, logits: rows };
+        let slice = SequenceSlice { tokens: &tokens[start..start + len], start, block_table: blocks, logits: rows };
         assert_eq!(model.compute(&[slice]).unwrap(), 0, "no row of logits");
         pooler.push(start + len - rows.hidden_of(len), model.read_hidden());
         start += len;
@@ -130,8 +129,7 @@ fn company_changes_no_bit_of_a_state_or_of_a_logit() {
         let width = model.config().hidden_size;
         let mean_a = pooled(&mut model, Pooling::Mean, &a, &[70], &[0, 1]);
         let last_c = pooled(&mut model, Pooling::Last, &c, &[66], &[3, 4]);
-        let slice =
-            |tokens, block_table, logits| SequenceSlice { tokens, start: 0, block_table, logits };
+        let slice = |tokens, block_table, logits| SequenceSlice { tokens, start: 0, block_table, logits };
         let alone_b = model.forward(&[slice(&b, &[2], LogitRows::Last)]).unwrap().row(0).to_vec();
         let together = [
             slice(&a, &[5, 6], LogitRows::AllHidden),

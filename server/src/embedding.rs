@@ -79,7 +79,8 @@ impl Window {
             }
             let (Running { input, vector, .. }, usage) = poll_fn(|context| self.poll_running(context)).await?;
             cached_tokens += usage.cached_tokens;
-            vectors[input] = vector.ok_or_else(|| ApiError::internal("the engine ended an input without its vector"))?;
+            vectors[input] =
+                vector.ok_or_else(|| ApiError::internal("the engine ended an input without its vector"))?;
         }
     }
 

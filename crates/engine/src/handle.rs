@@ -11,7 +11,7 @@ use crate::sync::mpsc::{Sender, channel};
 use crate::sync::{Builder, JoinHandle, Mutex, MutexGuard};
 use crate::worker::{Command, Worker};
 use crate::{
-    Embeddings, EmbeddingRequest, EventStream, ItlTarget, Request, Runner, RunnerLimits, SamplingParams, SubmitError,
+    EmbeddingRequest, Embeddings, EventStream, ItlTarget, Request, Runner, RunnerLimits, SamplingParams, SubmitError,
 };
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};

@@ -44,7 +44,9 @@ pub use pace::ItlTarget;
 pub use params::{InvalidParam, MAX_CHOICES, MAX_LOGPROBS, SamplingParams};
 pub use runner::{Embeddings, LogitsBuffer, RowDraw, Runner, RunnerError, RunnerLimits};
 pub use sampler::{InvalidLogits, Sampled, Sampler, Scratch, TokenLogprobs};
-pub use scheduler::{Admission, Arrival, KnownRows, Scheduler, SchedulerConfig, SequenceId, Step, StepEntry, StepLimits};
+pub use scheduler::{
+    Admission, Arrival, KnownRows, Scheduler, SchedulerConfig, SequenceId, Step, StepEntry, StepLimits,
+};
 pub use submit::{EmbeddingRequest, Request, SubmitError};
 /// How a prompt becomes a vector, and how that gets the length 1.
 pub use taper_models::{Pooling, normalize};

@@ -88,8 +88,8 @@ fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared
     let inputs = read_inputs(fields.take("input"))?;
     refuse_unsupported(&mut fields)?;
     let ignored = unsupported::check_rest(fields, state)?;
-    let inputs = inputs.into_iter().map(|(name, input)| encoding.tokens(served, &name, input)).collect::<Result<_, _>>()?;
-    Ok(Prepared { inputs, asked, shape, ignored })
+    let tokens = inputs.into_iter().map(|(name, input)| encoding.tokens(served, &name, input));
+    Ok(Prepared { inputs: tokens.collect::<Result<_, ApiError>>()?, asked, shape, ignored })
 }
 
 fn pooling(fields: &mut Fields, embeddings: Embeddings) -> Result<Pooling, ApiError> {

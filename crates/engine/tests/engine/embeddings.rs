@@ -68,7 +68,10 @@ fn a_prompt_becomes_its_vector_and_nothing_else() {
         assert_eq!(status.prompt_tokens, (PROMPT.len() * (number + 1)) as u64);
         assert_eq!(metrics.num_ended(EndReason::Stop), number as u64 + 1);
         assert_eq!(metrics.prompt_tokens.count(), number as u64 + 1);
-        assert_eq!((metrics.generation_tokens.count(), metrics.num_choices.count(), metrics.num_generated()), (0, 0, 0));
+        assert_eq!(
+            (metrics.generation_tokens.count(), metrics.num_choices.count(), metrics.num_generated()),
+            (0, 0, 0)
+        );
     }
 }
 

@@ -43,18 +43,7 @@ fn client(priorities: std::ops::Range<i32>) -> impl Strategy<Value = Client> {
         |((arrives, kind, prompt_len, answer_len), (leaves, priority, forks, guesses, (rows, ends)))| {
             let ends_with_prompt = ends || rows == KnownRows::AllHidden;
             let guesses = if ends_with_prompt { 0 } else { guesses };
-            Client {
-                arrives,
-                kind,
-                prompt_len,
-                answer_len,
-                leaves,
-                priority,
-                forks,
-                guesses,
-                rows,
-                ends_with_prompt,
-            }
+            Client { arrives, kind, prompt_len, answer_len, leaves, priority, forks, guesses, rows, ends_with_prompt }
         },
     )
 }
