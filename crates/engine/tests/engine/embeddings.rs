@@ -95,7 +95,7 @@ fn chunks_and_company_change_nothing_of_a_vector_or_an_answer() {
     let engine = start_with(runner, config);
     let answers: Vec<_> = (0..2).map(|_| engine.submit(greedy("and a question", 30)).unwrap()).collect();
     let prompts: Vec<String> = (0..6).map(|number| format!("{number}: {}", &PROMPT[number * 9..])).collect();
-    let pooling = |number: usize| if number % 2 == 0 { Pooling::Mean } else { Pooling::Last };
+    let pooling = |number: usize| if number.is_multiple_of(2) { Pooling::Mean } else { Pooling::Last };
     let streams: Vec<_> = (prompts.iter().enumerate())
         .map(|(number, prompt)| engine.embed(asked(pooling(number), prompt)).unwrap())
         .collect();
@@ -202,7 +202,7 @@ fn what_cannot_become_a_vector_is_refused() {
 
     let engine = start(embedding(limits()));
     let refused = |prompt_tokens| {
-        engine.embed(EmbeddingRequest { prompt_tokens, ..asked(Pooling::Mean, PROMPT) }).err().expect("a refusal")
+        engine.embed(EmbeddingRequest { prompt_tokens, ..asked(Pooling::Mean, PROMPT) }).expect_err("a refusal")
     };
     assert_eq!(refused(vec![]), SubmitError::EmptyPrompt);
     assert_eq!(refused(vec![1; 513]), SubmitError::TooLongToEmbed { prompt_tokens: 513, context_len: 512 });
@@ -259,7 +259,7 @@ fn of_a_network(model: &TinyModel, threads: usize, token_budget: usize, is_toget
     assert_eq!(engine.embeddings().unwrap().hidden_size, model.hidden);
     let requests: Vec<EmbeddingRequest> = (0..6)
         .map(|number| {
-            let pooling = if number % 2 == 0 { Pooling::Mean } else { Pooling::Last };
+            let pooling = if number.is_multiple_of(2) { Pooling::Mean } else { Pooling::Last };
             asked(pooling, &format!("{number} {}", PROMPT.repeat(1 + number % 3)))
         })
         .collect();
