@@ -17,9 +17,8 @@ pub(super) struct Region {
     /// Up to here the buffer was looked at.
     at: usize,
     phase: Phase,
-    /// Where the mark ends that began the region; 0 once a call was told.
+    /// Where the mark ends that began the region; 0 without one, and once a call was told.
     mark_end: usize,
-    has_mark: bool,
     in_array: bool,
 }
 
@@ -87,7 +86,7 @@ enum Look {
 impl Region {
     /// Begins at byte `at`, behind a mark if `has_mark`.
     pub(super) fn new(at: usize, has_mark: bool) -> Region {
-        Region { at, phase: Phase::Before, mark_end: if has_mark { at } else { 0 }, has_mark, in_array: false }
+        Region { at, phase: Phase::Before, mark_end: if has_mark { at } else { 0 }, in_array: false }
     }
 
     /// How much of the buffer is text if there is no call.
@@ -124,7 +123,7 @@ impl Region {
         let is_mistral = matches!(format, ToolFormat::Mistral | ToolFormat::MistralArgs);
         match self.next_letter(buffer) {
             // Behind a call and a separator nothing is missing.
-            None if is_end && self.mark_end == 0 && self.has_told() => Look::Found(Found::End { end: self.at }),
+            None if is_end && self.mark_end == 0 => Look::Found(Found::End { end: self.at }),
             None => Look::Found(Found::Nothing),
             Some('{') => {
                 self.phase = Phase::Object { start: self.at, scan: JsonScan::default() };
@@ -141,10 +140,6 @@ impl Region {
             }
             Some(_) => Look::Found(Found::Malformed),
         }
-    }
-
-    fn has_told(&self) -> bool {
-        self.mark_end == 0 && (self.has_mark || self.in_array)
     }
 
     fn name(&mut self, buffer: &str, start: usize, tools: &ToolSyntax) -> Look {
@@ -181,7 +176,6 @@ impl Region {
     fn begin(&mut self, name: String, end: usize, is_inner: bool) -> Look {
         self.at = 0;
         self.mark_end = 0;
-        self.has_mark = true;
         self.phase = Phase::Streamed { scan: JsonScan::default(), is_inner };
         Look::Found(Found::Begun { name, end })
     }
@@ -225,7 +219,6 @@ impl Region {
     fn call(&mut self, name: String, arguments: Arguments) -> Look {
         let end = std::mem::take(&mut self.at);
         self.mark_end = 0;
-        self.has_mark = true;
         self.phase = Phase::After;
         Look::Found(Found::Call { name, arguments, end })
     }
@@ -317,7 +310,7 @@ fn scan_on(buffer: &str, at: &mut usize, scan: &mut JsonScan) -> Scanned {
 /// The name and the place of the arguments, if the object begins as grammars write it.
 fn certain_head(object: &str, format: ToolFormat) -> Option<(String, usize)> {
     let rest = object.strip_prefix("{\"name\": \"")?;
-    let name_len = rest.find('"')?;
+    let name_len = rest.find('"').filter(|&len| rest[..len].chars().all(is_of_name))?;
     let behind = rest[name_len..].strip_prefix("\", \"")?.strip_prefix(format.arguments_key())?.strip_prefix("\": ")?;
     behind.starts_with('{').then(|| (rest[..name_len].to_owned(), object.len() - behind.len()))
 }
