@@ -1,20 +1,63 @@
 //! The parts of an answer that both generating endpoints share: its envelope, its usage, and the whole answer in one body.
 
+use std::future::Future;
 use std::ops::Range;
+use std::task::{Context, Poll};
 
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use taper_engine::{FinishReason, TokenLogprobs};
+use taper_engine::TokenLogprobs;
 
 use crate::errors::ApiError;
-use crate::generation::{Generation, Output, Piece, Totals};
+use crate::generation::{Output, Totals};
 use crate::parameters::Parameters;
 use crate::sse;
 use crate::state::{ServedModel, ServerState};
 
+/// What the choices of an answer are made of.
+pub(crate) trait AnswerPiece: Default + Clone + Send + Unpin + 'static {
+    /// Adds what came next.
+    fn append(&mut self, next: Self);
+    /// Whether there is nothing in it but tokens without text.
+    fn is_blank(&self) -> bool;
+    /// How probable the model found it, per token.
+    fn mean_logprob(&self) -> f64;
+}
+
+/// Where the choices of an answer come from. Dropping it cancels what is left of them.
+pub(crate) trait Source: Sized + Send + Unpin + 'static {
+    /// What they are made of.
+    type Piece: AnswerPiece;
+    /// Why one ends.
+    type Reason: Copy + Send + Unpin + 'static;
+
+    /// The next piece; `None` after [`Output::Totals`] or an error.
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Next<Self>>>;
+    /// How many choices are generated.
+    fn num_choices(&self) -> usize;
+    /// How many prompts there are.
+    fn num_prompts(&self) -> usize;
+    /// The choices of a prompt.
+    fn choices_of(&self, prompt: usize) -> Range<usize>;
+
+    /// [`Source::poll_next`] for asynchronous code.
+    fn next(&mut self) -> impl Future<Output = Option<Next<Self>>> + Send {
+        std::future::poll_fn(move |context| self.poll_next(context))
+    }
+}
+
+/// What a source gives.
+pub(crate) type Next<S> = Result<Output<<S as Source>::Piece, <S as Source>::Reason>, ApiError>;
+/// What a shape writes.
+type PieceOf<S> = <<S as Shape>::Source as Source>::Piece;
+/// Why the choices end that a shape writes.
+type ReasonOf<S> = <<S as Shape>::Source as Source>::Reason;
+
 /// How one endpoint writes choices.
 pub(crate) trait Shape: Send + Unpin + 'static {
+    /// Where they come from.
+    type Source: Source;
     /// The `object` of a whole answer.
     const OBJECT: &'static str;
     /// The `object` of a chunk of a stream.
@@ -30,12 +73,12 @@ pub(crate) trait Shape: Send + Unpin + 'static {
     fn prompt_logprobs(&mut self, prompt: usize, logprobs: Vec<Option<TokenLogprobs>>);
     /// The first chunk of a choice, if it has one before the text.
     fn opening(&mut self, choice: usize) -> Option<Value>;
-    /// A chunk of text.
-    fn delta(&mut self, choice: usize, piece: &Piece) -> Value;
+    /// The chunks of a piece.
+    fn deltas(&mut self, choice: usize, piece: &PieceOf<Self>) -> Vec<Value>;
     /// The last chunk of a choice, with the tokens that came after its text.
-    fn ending(&mut self, choice: usize, reason: FinishReason, rest: &Piece) -> Value;
+    fn ending(&mut self, choice: usize, reason: ReasonOf<Self>, rest: &PieceOf<Self>) -> Value;
     /// A choice of a whole answer.
-    fn whole(&mut self, choice: usize, reason: FinishReason, piece: &Piece) -> Value;
+    fn whole(&mut self, choice: usize, reason: ReasonOf<Self>, piece: &PieceOf<Self>) -> Value;
     /// Adds what stands beside the choices, in a whole answer or the first chunk of a stream.
     fn complete(&self, _body: &mut Value) {}
 }
@@ -84,7 +127,7 @@ pub(crate) fn usage(totals: &Totals) -> Value {
         "completion_tokens": totals.completion_tokens,
         "total_tokens": totals.prompt_tokens + totals.completion_tokens,
         "prompt_tokens_details": { "cached_tokens": totals.cached_tokens },
-        "completion_tokens_details": { "reasoning_tokens": 0 },
+        "completion_tokens_details": { "reasoning_tokens": totals.reasoning_tokens },
     })
 }
 
@@ -120,7 +163,7 @@ pub(crate) struct Answering<'a> {
 /// Sends the answer of `generation`, streamed or whole.
 pub(crate) async fn send<S: Shape>(
     shape: S,
-    generation: Generation,
+    generation: S::Source,
     parameters: &Parameters,
     context: &Answering<'_>,
 ) -> Result<Response, ApiError> {
@@ -149,10 +192,10 @@ pub(crate) fn report_ignored(response: &mut Response, ignored: &[String]) {
 }
 
 /// An answer that is complete.
-struct Whole<S> {
+struct Whole<S: Shape> {
     shape: S,
     envelope: Envelope,
-    choices: Vec<(FinishReason, Piece)>,
+    choices: Vec<(ReasonOf<S>, PieceOf<S>)>,
     totals: Totals,
 }
 
@@ -185,10 +228,10 @@ impl<S: Shape> Whole<S> {
 async fn collect<S: Shape>(
     mut shape: S,
     envelope: Envelope,
-    mut generation: Generation,
+    mut generation: S::Source,
     num_choices: usize,
 ) -> Result<Whole<S>, ApiError> {
-    let mut pieces = vec![Piece::default(); generation.num_choices()];
+    let mut pieces = vec![PieceOf::<S>::default(); generation.num_choices()];
     let mut reasons = vec![None; pieces.len()];
     let mut totals = Totals::default();
     while let Some(output) = generation.next().await {
@@ -214,7 +257,7 @@ async fn collect<S: Shape>(
 
 /// The `num` of these choices that the model finds most probable per token, best first; all of them in their own order when
 /// there are no more.
-fn best(pieces: &[Piece], choices: Range<usize>, num: usize) -> Vec<usize> {
+fn best<P: AnswerPiece>(pieces: &[P], choices: Range<usize>, num: usize) -> Vec<usize> {
     let mut ranked: Vec<usize> = choices.collect();
     if ranked.len() > num {
         ranked.sort_by(|&a, &b| pieces[b].mean_logprob().total_cmp(&pieces[a].mean_logprob()));

@@ -17,6 +17,7 @@ use taper_engine::{
 use taper_text::Grammar;
 use tokio::time::Sleep;
 
+use crate::answer::{AnswerPiece, Source};
 use crate::errors::ApiError;
 use crate::parameters::Parameters;
 use crate::state::{ActiveGuard, Served};
@@ -33,6 +34,8 @@ pub(crate) struct Totals {
     pub(crate) prompt_tokens: usize,
     pub(crate) cached_tokens: usize,
     pub(crate) completion_tokens: usize,
+    /// Of those, the ones that the model thought with, as far as its thoughts were told apart.
+    pub(crate) reasoning_tokens: usize,
     /// Where the time went; only for one prompt, since prompts of a batch overlap.
     pub(crate) timings: Option<Timings>,
 }
@@ -45,23 +48,31 @@ pub(crate) struct Piece {
     pub(crate) logprobs: Vec<TokenLogprobs>,
 }
 
-impl Piece {
-    pub(crate) fn append(&mut self, next: Piece) {
+impl AnswerPiece for Piece {
+    fn append(&mut self, next: Piece) {
         self.text.push_str(&next.text);
         self.tokens.extend(next.tokens);
         self.logprobs.extend(next.logprobs);
     }
 
-    /// How probable the model found the text, per token. Every token had its log-probability asked for.
-    pub(crate) fn mean_logprob(&self) -> f64 {
-        let sum: f64 = self.logprobs.iter().map(|found| f64::from(found.logprob)).sum();
-        sum / self.logprobs.len().max(1) as f64
+    fn is_blank(&self) -> bool {
+        self.text.is_empty()
+    }
+
+    fn mean_logprob(&self) -> f64 {
+        mean_logprob(&self.logprobs)
     }
 }
 
-/// One piece of an answer.
+/// How probable the model found a text, per token. Every token had its log-probability asked for.
+pub(crate) fn mean_logprob(logprobs: &[TokenLogprobs]) -> f64 {
+    let sum: f64 = logprobs.iter().map(|found| f64::from(found.logprob)).sum();
+    sum / logprobs.len().max(1) as f64
+}
+
+/// One piece of an answer; `P` is what a choice is made of, `R` why one ends.
 #[derive(Debug)]
-pub(crate) enum Output {
+pub(crate) enum Output<P = Piece, R = FinishReason> {
     /// Before all text of the prompt's choices.
     PromptLogprobs {
         prompt: usize,
@@ -69,12 +80,12 @@ pub(crate) enum Output {
     },
     Text {
         choice: usize,
-        piece: Piece,
+        piece: P,
     },
     Finished {
         choice: usize,
-        reason: FinishReason,
-        piece: Piece,
+        reason: R,
+        piece: P,
     },
     Totals(Totals),
 }
@@ -150,21 +161,6 @@ impl Generation {
         Ok(generation)
     }
 
-    /// How many choices are generated.
-    pub(crate) fn num_choices(&self) -> usize {
-        self.num_prompts * self.sampling.n
-    }
-
-    /// How many prompts there are.
-    pub(crate) fn num_prompts(&self) -> usize {
-        self.num_prompts
-    }
-
-    /// The choices of a prompt.
-    pub(crate) fn choices_of(&self, prompt: usize) -> Range<usize> {
-        prompt * self.sampling.n..(prompt + 1) * self.sampling.n
-    }
-
     /// Submits prompts until the window is full. A full queue refuses a request that has not begun, and makes one that has
     /// begun wait.
     fn submit_waiting(&mut self) -> Result<(), ApiError> {
@@ -196,8 +192,8 @@ impl Generation {
         Ok(())
     }
 
-    /// The next piece; `None` after [`Output::Totals`] or an error.
-    pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Output, ApiError>>> {
+    /// The next piece of the request.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Output, ApiError>>> {
         if self.ended {
             return Poll::Ready(None);
         }
@@ -281,7 +277,7 @@ impl Generation {
 
     fn complete(&mut self) -> Output {
         self.ended = true;
-        let Totals { prompt_tokens, cached_tokens, completion_tokens, timings } = self.totals;
+        let Totals { prompt_tokens, cached_tokens, completion_tokens, timings, .. } = self.totals;
         let Timings { queue_s, prefill_s, decode_s } = timings.unwrap_or_default();
         let _in_span = self.span.enter();
         tracing::info!(prompt_tokens, cached_tokens, completion_tokens, queue_s, prefill_s, decode_s, "answered");
@@ -308,10 +304,26 @@ impl Generation {
             other => refusal(&self.engine, self.time_limit, other),
         }
     }
+}
 
-    /// [`Generation::poll_next`] for asynchronous code.
-    pub(crate) async fn next(&mut self) -> Option<Result<Output, ApiError>> {
-        std::future::poll_fn(|context| self.poll_next(context)).await
+impl Source for Generation {
+    type Piece = Piece;
+    type Reason = FinishReason;
+
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Output, ApiError>>> {
+        self.poll(context)
+    }
+
+    fn num_choices(&self) -> usize {
+        self.num_prompts * self.sampling.n
+    }
+
+    fn num_prompts(&self) -> usize {
+        self.num_prompts
+    }
+
+    fn choices_of(&self, prompt: usize) -> Range<usize> {
+        prompt * self.sampling.n..(prompt + 1) * self.sampling.n
     }
 }
 

@@ -15,6 +15,15 @@ pub(crate) struct Form {
     /// The field that asks for it.
     pub(crate) field: &'static str,
     pub(crate) spec: GrammarSpec,
+    /// What it was put together from, if it was: an error is of the first part that fails by itself.
+    pub(crate) parts: Vec<FormPart>,
+}
+
+/// A part of a form, and the field that it came in.
+#[derive(Debug, Clone)]
+pub(crate) struct FormPart {
+    pub(crate) field: String,
+    pub(crate) spec: GrammarSpec,
 }
 
 /// Takes all such fields; `None` if no form is asked for.
@@ -48,7 +57,7 @@ impl Asked {
             let message = format!("{first} and {field} both ask for a form of the answer; give one of them");
             return Err(ApiError::invalid(field, message));
         }
-        self.0 = Some(Form { field, spec });
+        self.0 = Some(Form { field, spec, parts: Vec::new() });
         Ok(())
     }
 }

@@ -15,6 +15,7 @@
 mod answer;
 mod api;
 mod body;
+mod chat;
 mod embedding;
 mod errors;
 mod fields;
@@ -61,6 +62,8 @@ pub mod limits {
     pub const MAX_PROMPT_DETAIL_BYTES: usize = 64 << 20;
     /// Requests whose grammars are compiled, or wait for the compiler, at a time.
     pub const MAX_COMPILING: usize = 16;
+    /// Tools per request.
+    pub const MAX_TOOLS: usize = 512;
     /// Stop strings per request.
     pub const MAX_STOPS: usize = 16;
     /// Stop tokens per request.

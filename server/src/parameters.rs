@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use taper_engine::SamplingParams;
-use taper_text::{Grammar, GrammarError};
+use taper_text::{Grammar, GrammarCompiler, GrammarError};
 
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
-use crate::grammar_fields::{self, Form};
+use crate::grammar_fields::{self, Form, FormPart};
 use crate::limits::{MAX_CHOICES, MAX_PROMPT_DETAIL_BYTES, MAX_SALT_BYTES, MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS};
 use crate::state::{Served, ServerState};
 use crate::token_fields::{bad_words, logit_bias, token_ids};
@@ -72,6 +72,7 @@ impl Parameters {
             max_tokens: newer.or(older).map(count),
             stop: stop(fields)?,
             stop_token_ids: stop_token_ids(fields)?,
+            shown_tokens: Vec::new(),
             include_stop_str_in_output: fields.boolean("include_stop_str_in_output")?.unwrap_or(false),
             ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
             n,
@@ -111,7 +112,7 @@ impl Parameters {
         served: &Arc<Served>,
         prompts: &[Vec<u32>],
     ) -> Option<impl FnOnce() -> Result<Vec<Arc<Grammar>>, ApiError> + Send + 'static> {
-        let Form { field, spec } = self.form.clone()?;
+        let Form { field, spec, parts } = self.form.clone()?;
         let grammars = Arc::clone(&served.grammars);
         // Of a prompt only its end matters to a grammar, so a batch compiles few.
         let ends: Vec<Option<u32>> = prompts.iter().map(|prompt| prompt.last().copied()).collect();
@@ -123,7 +124,10 @@ impl Parameters {
                 }
                 let grammar = grammars.compile(&spec, end.as_slice()).map(Arc::new).map_err(|error| match error {
                     GrammarError::Busy => ApiError::busy(&error.to_string()),
-                    error => ApiError::invalid(field, error.to_string()),
+                    error => match culprit(&grammars, &parts) {
+                        Some((field, error)) => ApiError::invalid(field, error.to_string()),
+                        None => ApiError::invalid(field, error.to_string()),
+                    },
                 })?;
                 compiled.insert(end, Arc::clone(&grammar));
                 Ok(grammar)
@@ -178,6 +182,14 @@ pub(crate) fn check_model(fields: &mut Fields, state: &ServerState, served: &Ser
 /// Lower is served earlier; 0 unless given.
 pub(crate) fn priority(fields: &mut Fields) -> Result<i32, ApiError> {
     Ok(fields.integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?.map_or(0, |priority| priority as i32))
+}
+
+/// The first part of a form that cannot be compiled by itself.
+fn culprit(grammars: &GrammarCompiler, parts: &[FormPart]) -> Option<(String, GrammarError)> {
+    parts.iter().find_map(|part| match grammars.compile(&part.spec, &[]) {
+        Err(error @ (GrammarError::Invalid { .. } | GrammarError::TooSlow { .. })) => Some((part.field.clone(), error)),
+        _ => None,
+    })
 }
 
 /// A string that is not empty, as vLLM has it.

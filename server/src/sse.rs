@@ -17,15 +17,15 @@ use futures_core::Stream;
 use serde_json::Value;
 use tokio::time::{Instant, Sleep};
 
-use crate::answer::{Envelope, Shape, timings, usage};
+use crate::answer::{AnswerPiece, Envelope, Next, Shape, Source, timings, usage};
 use crate::errors::ApiError;
-use crate::generation::{Generation, Output, Piece, Totals};
+use crate::generation::{Output, Totals};
 
 /// Begins a streamed answer.
 pub(crate) async fn respond<S: Shape>(
     shape: S,
     envelope: Envelope,
-    mut generation: Generation,
+    mut generation: S::Source,
     include_usage: bool,
     keep_alive: Duration,
 ) -> Result<Response, ApiError> {
@@ -65,10 +65,10 @@ pub(crate) async fn respond<S: Shape>(
 }
 
 /// The frames of one answer. Owns the generation, so dropping the body cancels it.
-struct Frames<S> {
+struct Frames<S: Shape> {
     shape: S,
     envelope: Envelope,
-    generation: Generation,
+    generation: S::Source,
     include_usage: bool,
     is_first: bool,
     /// Choices whose first chunk is not made yet.
@@ -93,7 +93,7 @@ impl<S: Shape> Frames<S> {
         }
     }
 
-    fn push(&mut self, output: Result<Output, ApiError>) {
+    fn push(&mut self, output: Next<S::Source>) {
         match output {
             Ok(Output::PromptLogprobs { prompt, logprobs }) => {
                 self.shape.prompt_logprobs(prompt, logprobs);
@@ -106,7 +106,7 @@ impl<S: Shape> Frames<S> {
             Ok(Output::Finished { choice, reason, mut piece }) => {
                 self.open(choice..choice + 1);
                 // Tokens without text, such as the one that ends the text, go with the last chunk.
-                if !piece.text.is_empty() {
+                if !piece.is_blank() {
                     self.delta(choice, &std::mem::take(&mut piece));
                 }
                 let ending = self.shape.ending(choice, reason, &piece);
@@ -149,9 +149,10 @@ impl<S: Shape> Frames<S> {
         self.ended = true;
     }
 
-    fn delta(&mut self, choice: usize, piece: &Piece) {
-        let delta = self.shape.delta(choice, piece);
-        self.chunk(vec![delta]);
+    fn delta(&mut self, choice: usize, piece: &<S::Source as Source>::Piece) {
+        for delta in self.shape.deltas(choice, piece) {
+            self.chunk(vec![delta]);
+        }
     }
 
     fn make(&mut self, choices: Vec<Value>) -> Value {

@@ -8,6 +8,7 @@ use taper_engine::EngineHandle;
 use taper_text::{ChatTemplate, GrammarCompiler, Tokenizer};
 use tokio::sync::watch;
 
+use crate::chat::Dialect;
 use crate::errors::ApiError;
 use crate::timeouts::Timeouts;
 use crate::work::Work;
@@ -42,6 +43,8 @@ pub(crate) struct Served {
     pub(crate) longest_token_bytes: usize,
     /// Compiles the forms that requests ask for.
     pub(crate) grammars: Arc<GrammarCompiler>,
+    /// How it writes thoughts and calls of tools.
+    pub(crate) dialect: Dialect,
 }
 
 impl Served {
@@ -114,7 +117,8 @@ impl ServerState {
         // The first request with a form should not wait for the vocabulary; if no thread can be had, it does.
         let _ =
             std::thread::Builder::new().name("taper-grammar-vocabulary".to_owned()).spawn(move || prepared.prepare());
-        self.set_phase(Phase::Ready(Arc::new(Served { model, longest_token_bytes, grammars })));
+        let dialect = Dialect::of(model.template.as_ref(), &model.tokenizer);
+        self.set_phase(Phase::Ready(Arc::new(Served { model, longest_token_bytes, grammars, dialect })));
     }
 
     /// Other names of the served model that requests may use, besides its id and "default".

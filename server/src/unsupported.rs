@@ -49,6 +49,9 @@ fn only_text(value: &Value) -> bool {
 fn no_forced_tool(value: &Value) -> bool {
     value == "none" || value == "auto"
 }
+fn usual_tier(value: &Value) -> bool {
+    value == "auto" || value == "default"
+}
 fn medium(value: &Value) -> bool {
     value == "medium"
 }
@@ -59,20 +62,23 @@ fn none(value: &Value) -> bool {
 /// Parameters of OpenAI, vLLM and llama.cpp that would change the answer and are not there.
 const UNSUPPORTED: &[Row] = &[
     // OpenAI
-    Row("tools", empty),
-    Row("tool_choice", no_forced_tool),
+    Row("store", off),
+    Row("service_tier", usual_tier),
     Row("functions", empty),
     Row("function_call", no_forced_tool),
     // Of the chat endpoint alone.
+    Row("tools", empty),
+    Row("tool_choice", no_forced_tool),
     Row("top_logprobs", zero),
+    Row("reasoning_effort", none),
+    Row("include_reasoning", |value| value.is_boolean()),
+    Row("reasoning_format", |value| value.is_string()),
     // Of the completions endpoint alone.
     Row("best_of", at_most_one),
     Row("echo", off),
     Row("suffix", empty),
     Row("audio", never),
     Row("modalities", only_text),
-    Row("prediction", never),
-    Row("reasoning_effort", none),
     Row("verbosity", medium),
     Row("web_search_options", never),
     // vLLM
@@ -105,9 +111,9 @@ const UNSUPPORTED: &[Row] = &[
 /// Fields that say who asks, how to account for it or what to cache: the answer is the same with and without.
 const HARMLESS: &[&str] = &[
     "user",
-    "store",
     "metadata",
-    "service_tier",
+    // A guess at the answer: it could only save time.
+    "prediction",
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",

@@ -52,6 +52,8 @@ pub struct SamplingParams {
     pub stop: Vec<String>,
     /// Tokens that end a choice; their text is not part of it.
     pub stop_token_ids: Vec<u32>,
+    /// Control tokens whose text is part of the answer's text, such as the mark before a call of a tool; of others it is not.
+    pub shown_tokens: Vec<u32>,
     /// Put the stop string or stop token that ended a choice into its text after all.
     pub include_stop_str_in_output: bool,
     /// Go on after an end-of-generation token (for benchmarks).
@@ -84,6 +86,7 @@ impl Default for SamplingParams {
             max_tokens: None,
             stop: Vec::new(),
             stop_token_ids: Vec::new(),
+            shown_tokens: Vec::new(),
             include_stop_str_in_output: false,
             ignore_eos: false,
             n: 1,

@@ -76,7 +76,7 @@ impl Sequence {
         Sequence {
             request,
             // Made first: it looks at the end of the prompt that the next line takes.
-            detokenizer: Detokenizer::continuing(Arc::clone(tokenizer), &prompt),
+            detokenizer: Detokenizer::continuing(Arc::clone(tokenizer), &prompt).showing(&params.shown_tokens),
             prompt_len: prompt.len(),
             tokens: prompt,
             sampler,

@@ -64,12 +64,21 @@ pub struct ChatMessage {
     /// Which of several speakers of a role.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// What an assistant called: objects of `id`, `type` and `function`, whose `arguments` are an object where they can be.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<serde_json::Value>,
+    /// Which call a message of role `tool` answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
+    /// What an assistant thought before it spoke.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
 }
 
 impl ChatMessage {
     /// A message without a name.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> ChatMessage {
-        ChatMessage { role: role.into(), content: content.into(), name: None }
+        ChatMessage { role: role.into(), content: content.into(), ..ChatMessage::default() }
     }
 }
 
@@ -142,6 +151,23 @@ impl ChatTemplate {
     /// The Jinja text.
     pub fn source(&self) -> &str {
         &self.source
+    }
+
+    /// Whether tools change what it writes.
+    pub fn knows_tools(&self) -> bool {
+        let parameters = serde_json::json!({ "type": "object", "properties": { "x": { "type": "string" } } });
+        let function = serde_json::json!({ "name": "f", "description": "F", "parameters": parameters });
+        let tools = serde_json::json!([{ "type": "function", "function": function }]);
+        let render = |tools| {
+            let context = RenderContext { add_generation_prompt: true, tools, ..RenderContext::default() };
+            self.render(&[ChatMessage::new("user", "Hi")], &context)
+        };
+        // A date may change between the two; a second look does not see it change again.
+        let differs = || match (render(Some(tools.clone())), render(None)) {
+            (Ok(with), Ok(without)) => with != without,
+            _ => false,
+        };
+        differs() && differs()
     }
 
     /// The conversation as one text. To make tokens of it, see [`ChatTemplate::prompt`]: here a `<|im_end|>` that a user

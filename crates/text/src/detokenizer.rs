@@ -75,12 +75,14 @@ pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     assembler: Assembler,
     skips_special: bool,
+    /// Special tokens that are not left out.
+    shown: Arc<[u32]>,
 }
 
 impl Detokenizer {
     /// For tokens that begin a text.
     pub fn new(tokenizer: Arc<Tokenizer>) -> Detokenizer {
-        Detokenizer { tokenizer, assembler: Assembler::at_start(), skips_special: true }
+        Detokenizer { tokenizer, assembler: Assembler::at_start(), skips_special: true, shown: Arc::default() }
     }
 
     /// For the tokens of a prompt: the text of special ones is part of it.
@@ -98,10 +100,18 @@ impl Detokenizer {
         detokenizer
     }
 
+    /// The same, but the text of these special tokens is part of the text.
+    #[must_use]
+    pub fn showing(mut self, tokens: &[u32]) -> Detokenizer {
+        self.shown = tokens.into();
+        self
+    }
+
     /// Takes the next token; returns the characters that it completes, which may be none.
     pub fn push(&mut self, id: u32) -> String {
         let mut text = String::new();
-        self.assembler.push(&self.tokenizer, id, self.skips_special, &mut text);
+        let skips_special = self.skips_special && !self.shown.contains(&id);
+        self.assembler.push(&self.tokenizer, id, skips_special, &mut text);
         text
     }
 

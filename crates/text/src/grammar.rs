@@ -4,10 +4,12 @@
 //! sequence. Before each token the grammar gives a [`BitMask`], after it the grammar accepts the token. The work below is
 //! `llguidance`'s: derivatives of regular expressions make the lexer, an Earley parser runs above it, and a walk over a
 //! trie of the vocabulary finds the tokens. What is ours: exact bytes of tokens (`vocabulary`), limits for hostile input
-//! (`limits`), how JSON is written (`schema`) and how it ends (`json_bounds`), and llama.cpp's grammars (`gbnf`).
+//! (`limits`), how JSON is written (`schema`) and how it ends (`json_bounds`), llama.cpp's grammars (`gbnf`), and the whole
+//! answer of a chat model (`answer`).
 //!
 //! Sampling, and computing masks while the model runs, are left to the engine.
 
+mod answer;
 mod bit_mask;
 mod compiler;
 mod gbnf;
@@ -23,6 +25,7 @@ mod vocabulary;
 
 use serde_json::Value;
 
+pub use answer::{AnswerGrammar, AnswerTool, Calls};
 pub use bit_mask::BitMask;
 pub use compiler::GrammarCompiler;
 pub use state::Grammar;
@@ -42,6 +45,8 @@ pub enum GrammarSpec {
     Lark(String),
     /// A context-free grammar in llama.cpp's GBNF; `root` is its first rule.
     Gbnf(String),
+    /// A chat model's answer with thoughts, calls of tools, or a text of one of the other forms.
+    Answer(AnswerGrammar),
 }
 
 impl GrammarSpec {
@@ -58,6 +63,25 @@ impl GrammarSpec {
             GrammarSpec::Choice(_) => "choice",
             GrammarSpec::Lark(_) => "grammar",
             GrammarSpec::Gbnf(_) => "GBNF grammar",
+            GrammarSpec::Answer(answer) => answer.kind(),
+        }
+    }
+
+    /// Whether all that it allows is JSON.
+    fn is_json(&self) -> bool {
+        match self {
+            GrammarSpec::JsonObject | GrammarSpec::JsonSchema(_) => true,
+            GrammarSpec::Answer(answer) => answer.is_json(),
+            _ => false,
+        }
+    }
+
+    /// The JSON schemas in it.
+    fn schemas(&self) -> Vec<&Value> {
+        match self {
+            GrammarSpec::JsonSchema(schema) => vec![schema],
+            GrammarSpec::Answer(answer) => answer.schemas(),
+            _ => Vec::new(),
         }
     }
 }
@@ -69,7 +93,7 @@ pub enum GrammarError {
     /// The client's mistake, or something that is not supported.
     #[error("the {kind} cannot be used: {reason}")]
     Invalid {
-        /// What was given: `JSON schema`, `regex`, `choice`, `grammar` or `GBNF grammar`.
+        /// What was given: `JSON schema`, `regex`, `choice`, `grammar`, `GBNF grammar` or `tools' grammar`.
         kind: &'static str,
         /// What is wrong with it.
         reason: String,

@@ -7,12 +7,14 @@
 //! - [`Detokenizer`] turns generated tokens back into text as they come, never half a character.
 //! - [`GrammarCompiler`] turns a JSON schema, a regular expression or a grammar into a [`Grammar`] that says which tokens
 //!   may come next.
+//! - [`AnswerParser`] finds thoughts and calls of tools in a chat model's answer; [`ToolFormat`] is how a model writes them.
 //! - [`StopMatcher`] watches that text for stop strings across chunk borders.
 //!
 //! llama.cpp is the yardstick: the same vocabulary gives the same ids. What a token means to the network, and when to
 //! stop generating, is left to `models` and `engine`.
 #![forbid(unsafe_code)]
 
+mod answer_parser;
 mod byte_level;
 mod chat_template;
 mod detokenizer;
@@ -22,6 +24,7 @@ mod grammar;
 mod json;
 mod pre_tokenizer;
 mod prompt;
+mod reasoning;
 mod sentence_piece;
 mod special_tokens;
 mod stop_matcher;
@@ -29,16 +32,20 @@ mod strftime;
 #[cfg(test)]
 mod test_vocabulary;
 mod tokenizer;
+mod tool_format;
 mod vocabulary;
 
+pub use answer_parser::{AnswerParser, AnswerPart, AnswerSyntax, ToolSyntax};
 pub use chat_template::{ChatMessage, ChatTemplate, RenderContext, TemplateError};
 pub use detokenizer::Detokenizer;
 pub use error::Error;
-pub use grammar::{BitMask, Grammar, GrammarCompiler, GrammarError, GrammarSpec};
+pub use grammar::{AnswerGrammar, AnswerTool, BitMask, Calls, Grammar, GrammarCompiler, GrammarError, GrammarSpec};
 pub use pre_tokenizer::supported_names as supported_pre_tokenizers;
 pub use prompt::Prompt;
+pub use reasoning::{ReasoningMarks, ReasoningStart};
 pub use stop_matcher::{StopMatcher, StopOutput};
 pub use tokenizer::{EncodeOptions, Tokenizer};
+pub use tool_format::{ToolFormat, with_tools_in_text};
 
 /// These are made once and shared between request threads.
 const _: fn() = || {

@@ -109,7 +109,9 @@ fn for_texts(messages: &[ChatMessage], context: &RenderContext, see: &mut dyn Fn
     }
     for message in messages {
         see(&message.content);
-        message.name.iter().for_each(|name| see(name));
+        let rest = [&message.name, &message.tool_call_id, &message.reasoning_content];
+        rest.into_iter().flatten().for_each(|text| see(text));
+        message.tool_calls.iter().for_each(|call| in_value(call, see));
     }
     context.tools.iter().chain(context.extra.values()).for_each(|value| in_value(value, see));
 }
@@ -132,6 +134,9 @@ fn with_texts(
         role: message.role.clone(),
         content: change(&message.content),
         name: message.name.as_deref().map(change),
+        tool_calls: message.tool_calls.iter().map(|call| value(call, change)).collect(),
+        tool_call_id: message.tool_call_id.as_deref().map(change),
+        reasoning_content: message.reasoning_content.as_deref().map(change),
     };
     let context = RenderContext {
         tools: context.tools.as_ref().map(|tools| value(tools, change)),

@@ -201,6 +201,19 @@ impl Tokenizer {
         self.kind(id) != Some(TokenKind::UserDefined)
     }
 
+    /// The special token, control or added by a user, that is written so.
+    pub fn special_token(&self, text: &str) -> Option<u32> {
+        match self.special.split(text, true).as_slice() {
+            [Fragment::Token(id)] => Some(*id),
+            _ => None,
+        }
+    }
+
+    /// The same, if it is a control token: one that detokenizers leave out of an answer's text.
+    pub fn control_token(&self, text: &str) -> Option<u32> {
+        self.special_token(text).filter(|&id| self.is_control(id))
+    }
+
     /// The text of tokens. Bytes that are not UTF-8 become U+FFFD; ids beyond the vocabulary give nothing.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
         let mut text = String::new();

@@ -62,6 +62,15 @@ fn sentence_pieces_blank_goes_at_the_start_of_a_text_and_stays_in_a_continuation
     assert_eq!(text(Detokenizer::continuing(Arc::clone(&tokenizer), &[])), "hello a");
 }
 
+#[test]
+fn special_tokens_that_are_named_are_shown() {
+    let tokenizer = shared(&byte_level());
+    let id = |text| tokenizer.control_token(text).expect("it is a control token");
+    let ids = [id("<|im_start|>"), b'a'.into(), id("<|im_end|>"), b'b'.into()];
+    let shown = Detokenizer::new(Arc::clone(&tokenizer)).showing(&[id("<|im_end|>")]);
+    assert_eq!(streamed(shown, &ids).concat(), "a<|im_end|>b");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
     #[test]

@@ -44,12 +44,12 @@ impl GrammarCompiler {
     pub fn compile(&self, spec: &GrammarSpec, prompt: &[u32]) -> Result<Grammar, GrammarError> {
         let blank_first = self.tokenizer.has_space_prefix() && self.begins_text(prompt);
         let kind = spec.kind();
-        if let GrammarSpec::JsonSchema(schema) = spec {
+        for schema in spec.schemas() {
             limits::check_levels(kind, schema)?;
         }
         let key = format!("{blank_first} {}", key(spec));
         limits::check_size(kind, key.len())?;
-        if let GrammarSpec::JsonSchema(schema) = spec {
+        for schema in spec.schemas() {
             limits::check_optional_properties(kind, schema)?;
         }
         if let Some(grammar) = self.cached(&key) {
@@ -165,6 +165,7 @@ fn key(spec: &GrammarSpec) -> String {
         GrammarSpec::Choice(texts) => ("choice", serde_json::Value::from(texts.clone()).to_string()),
         GrammarSpec::Lark(text) => ("lark", text.clone()),
         GrammarSpec::Gbnf(text) => ("gbnf", text.clone()),
+        GrammarSpec::Answer(answer) => ("answer", answer.key(key)),
     };
     format!("{name} {text}")
 }
@@ -195,6 +196,7 @@ fn source(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
             limits::check_brackets(kind, text)?;
             Ok(TopLevelGrammar::from_lark(gbnf::to_lark(text)?))
         }
+        GrammarSpec::Answer(_) => Err(GrammarError::invalid(kind, "it cannot be part of another")),
     }
 }
 
@@ -210,16 +212,18 @@ fn after_blank(source: TopLevelGrammar) -> TopLevelGrammar {
 
 fn build(spec: &GrammarSpec, blank_first: bool, vocabulary: &GrammarVocabulary) -> Result<Grammar, GrammarError> {
     let invalid = |error: &str| GrammarError::invalid(spec.kind(), first_lines(error));
-    let source = source(spec)?;
-    let source = if blank_first { after_blank(source) } else { source };
+    let (source, named) = match spec {
+        GrammarSpec::Answer(answer) => answer.source(&vocabulary.sets.tokenizer, blank_first, source)?,
+        _ if blank_first => (after_blank(source(spec)?), Vec::new()),
+        _ => (source(spec)?, Vec::new()),
+    };
     let mut parser = vocabulary.factory.create_parser(source).map_err(|error| invalid(&format!("{error:#}")))?;
     parser.bias_computer = vocabulary.slices.clone();
     let matcher = Matcher::new(Ok(parser));
     if let Some(error) = matcher.get_error() {
         return Err(invalid(&error));
     }
-    let is_json = matches!(spec, GrammarSpec::JsonObject | GrammarSpec::JsonSchema(_));
-    let grammar = Grammar::new(matcher, Arc::clone(&vocabulary.sets), is_json);
+    let grammar = Grammar::new(matcher, Arc::clone(&vocabulary.sets), named, spec.is_json());
     // A grammar that cannot take its first step is the client's mistake now, and a failed answer later.
     match rehearsal::rehearse(&grammar) {
         Ok(rehearsed) => Ok(rehearsed.unwrap_or(grammar)),

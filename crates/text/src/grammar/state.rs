@@ -17,6 +17,8 @@ pub struct Grammar {
     /// Boxed: it is a kilobyte, and grammars travel between threads at each token.
     matcher: Box<Matcher>,
     sets: Arc<TokenSets>,
+    /// Control tokens that the grammar names; it reaches no others.
+    named: Arc<[u32]>,
     /// Of a grammar of JSON, where the text stands behind each accepted token of text.
     positions: Option<Vec<JsonPosition>>,
     /// Accepted tokens of text.
@@ -29,15 +31,21 @@ impl Clone for Grammar {
     fn clone(&self) -> Grammar {
         // Deep: a shallow clone shares its lexer, and one sequence's fault or appetite for states would be all sequences'.
         let matcher = Box::new(self.matcher.deep_clone());
-        Grammar { matcher, sets: Arc::clone(&self.sets), positions: self.positions.clone(), ..*self }
+        let (sets, named) = (Arc::clone(&self.sets), Arc::clone(&self.named));
+        Grammar { matcher, sets, named, positions: self.positions.clone(), ..*self }
     }
 }
 
 impl Grammar {
     /// At its beginning. Masks of a grammar of JSON keep to the bounds of the module `json_bounds`.
-    pub(super) fn new(matcher: Matcher, sets: Arc<TokenSets>, is_json: bool) -> Grammar {
+    pub(super) fn new(matcher: Matcher, sets: Arc<TokenSets>, named: Vec<u32>, is_json: bool) -> Grammar {
         let positions = is_json.then(Vec::new);
-        Grammar { matcher: Box::new(matcher), sets, positions, num_text: 0, num_ends: 0 }
+        Grammar { matcher: Box::new(matcher), sets, named: named.into(), positions, num_text: 0, num_ends: 0 }
+    }
+
+    /// Whether a grammar may ever ask for the token.
+    fn is_reachable(&self, token: u32) -> bool {
+        self.sets.text.contains(token) || self.named.contains(&token)
     }
 
     /// An empty mask of the vocabulary's size.
@@ -55,6 +63,7 @@ impl Grammar {
         } else {
             let allowed = self.matcher.compute_mask().map_err(stuck)?;
             mask.assign_and(allowed.as_slice(), &self.sets.text);
+            self.named.iter().filter(|&&token| allowed.is_allowed(token)).for_each(|&token| mask.insert(token));
             if self.may_end() {
                 mask.union(&self.sets.ends);
             }
@@ -79,7 +88,7 @@ impl Grammar {
             return Ok(());
         }
         let is_valid = self.num_ends == 0
-            && self.sets.text.contains(token)
+            && self.is_reachable(token)
             && self.matcher.validate_tokens(&[token]).map_err(stuck)? == 1;
         if !is_valid {
             return Err(GrammarError::Refused(token));
@@ -119,7 +128,7 @@ impl Grammar {
         let forced = self.matcher.compute_ff_tokens();
         match self.matcher.get_error() {
             Some(error) => Err(stuck(error)),
-            None => Ok(if forced.iter().all(|&token| self.sets.text.contains(token)) { forced } else { Vec::new() }),
+            None => Ok(if forced.iter().all(|&token| self.is_reachable(token)) { forced } else { Vec::new() }),
         }
     }
 

@@ -7,7 +7,7 @@ use taper_engine::{FinishReason, TokenLogprobs};
 use taper_text::{Detokenizer, Tokenizer};
 
 use crate::answer::Shape;
-use crate::generation::Piece;
+use crate::generation::{Generation, Piece};
 use crate::parameters::Parameters;
 use crate::token_json::{CompletionLogprobs, TextOffsets, TokenWriter};
 
@@ -99,6 +99,14 @@ impl Completion {
         Some(logprobs)
     }
 
+    /// A chunk of text.
+    fn delta(&mut self, choice: usize, piece: &Piece) -> Value {
+        let logprobs = self.logprobs(choice, piece);
+        let mut delta = self.choice(choice, &piece.text, logprobs, None);
+        self.add_token_ids(&mut delta, &piece.tokens);
+        delta
+    }
+
     fn add_token_ids(&self, choice: &mut Value, tokens: &[u32]) {
         if self.writer.details().token_ids {
             choice["token_ids"] = json!(tokens);
@@ -113,6 +121,8 @@ impl Completion {
 }
 
 impl Shape for Completion {
+    type Source = Generation;
+
     const OBJECT: &'static str = "text_completion";
     const CHUNK_OBJECT: &'static str = "text_completion";
     const ID_PREFIX: &'static str = "cmpl-";
@@ -136,11 +146,8 @@ impl Shape for Completion {
         Some(opening)
     }
 
-    fn delta(&mut self, choice: usize, piece: &Piece) -> Value {
-        let logprobs = self.logprobs(choice, piece);
-        let mut delta = self.choice(choice, &piece.text, logprobs, None);
-        self.add_token_ids(&mut delta, &piece.tokens);
-        delta
+    fn deltas(&mut self, choice: usize, piece: &Piece) -> Vec<Value> {
+        vec![self.delta(choice, piece)]
     }
 
     fn ending(&mut self, choice: usize, reason: FinishReason, rest: &Piece) -> Value {

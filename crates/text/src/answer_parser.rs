@@ -1,0 +1,311 @@
+//! A chat model's answer as it comes: its thoughts, its text, and the calls of tools in it.
+//!
+//! Thoughts stand at the beginning, between the marks of [`ReasoningMarks`]; calls are written in a [`ToolFormat`]. Text that may
+//! turn out to be a mark or a call is held back, and so are blanks, which do not count beside thoughts and calls. However the
+//! text is cut, the parts put together are the same.
+//!
+//! A call that is not written as its format asks stays text: nothing is an error and nothing is lost. So a call is told when
+//! it is complete. Where a grammar made sure of its form ([`ToolSyntax::is_certain`]) its arguments are told as they come.
+
+mod calls;
+mod json_scan;
+
+use crate::{ReasoningMarks, ReasoningStart, ToolFormat};
+
+use calls::{Found, Region};
+
+/// What an answer may hold besides text.
+#[derive(Debug, Clone, Default)]
+pub struct AnswerSyntax {
+    /// The marks of thoughts, if they are to be told apart, and where the answer begins.
+    pub reasoning: Option<(ReasoningMarks, ReasoningStart)>,
+    /// How calls are written, if any tools were offered.
+    pub tools: Option<ToolSyntax>,
+}
+
+/// How calls are written.
+#[derive(Debug, Clone)]
+pub struct ToolSyntax {
+    /// The model's format.
+    pub format: ToolFormat,
+    /// The names of the tools that were offered.
+    pub names: Vec<String>,
+    /// Whether a grammar keeps the calls to their form.
+    pub is_certain: bool,
+}
+
+/// A part of an answer. Neighbours of one kind belong together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AnswerPart {
+    /// More of the thoughts.
+    Reasoning(String),
+    /// More of the text.
+    Text(String),
+    /// A call begins.
+    CallBegun {
+        /// The calls of an answer are counted from 0.
+        index: usize,
+        /// The tool.
+        name: String,
+    },
+    /// More of the arguments of the call that began last: JSON, as the model wrote it.
+    CallArguments {
+        /// The call.
+        index: usize,
+        /// The next piece.
+        text: String,
+    },
+}
+
+/// Reads one answer.
+#[derive(Debug, Clone)]
+pub struct AnswerParser {
+    syntax: AnswerSyntax,
+    state: State,
+    /// What is not told yet.
+    buffer: String,
+    num_calls: usize,
+    /// Whether a call may begin without its mark: nothing but calls was told since the answer began.
+    is_fresh: bool,
+}
+
+#[derive(Debug, Clone)]
+enum State {
+    /// Thoughts may begin.
+    Start,
+    /// In thoughts; whether something of them was told.
+    Reasoning { told: bool },
+    /// Behind thoughts, before anything else.
+    Between,
+    Text,
+    Call(Region),
+}
+
+/// What a step of the parser came to.
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    /// There may be more to do.
+    Again,
+    /// More of the answer is needed.
+    Wait,
+}
+
+impl AnswerParser {
+    /// At the beginning of an answer.
+    pub fn new(syntax: AnswerSyntax) -> AnswerParser {
+        let state = match syntax.reasoning {
+            Some((_, ReasoningStart::Open)) => State::Reasoning { told: false },
+            Some((_, ReasoningStart::Possible)) => State::Start,
+            // The blanks behind the prompt's thoughts do not count either.
+            Some((_, ReasoningStart::Over)) => State::Between,
+            None => State::Text,
+        };
+        AnswerParser { syntax, state, buffer: String::new(), num_calls: 0, is_fresh: true }
+    }
+
+    /// Takes the next piece of the answer and returns what is certain by now.
+    pub fn push(&mut self, piece: &str) -> Vec<AnswerPart> {
+        self.buffer.push_str(piece);
+        self.advance(false)
+    }
+
+    /// The end of the answer: what was held back.
+    pub fn finish(&mut self) -> Vec<AnswerPart> {
+        self.advance(true)
+    }
+
+    /// Whether the model thinks.
+    pub fn is_reasoning(&self) -> bool {
+        matches!(self.state, State::Reasoning { .. })
+    }
+
+    /// Calls told so far.
+    pub fn num_calls(&self) -> usize {
+        self.num_calls
+    }
+
+    fn advance(&mut self, is_end: bool) -> Vec<AnswerPart> {
+        let mut parts = Vec::new();
+        while self.step(is_end, &mut parts) == Step::Again {}
+        parts
+    }
+
+    fn step(&mut self, is_end: bool, parts: &mut Vec<AnswerPart>) -> Step {
+        match self.state {
+            State::Start => self.start(is_end),
+            State::Reasoning { told } => self.reasoning(told, is_end, parts),
+            State::Between => {
+                self.drop_front_blanks();
+                if self.buffer.is_empty() {
+                    return Step::Wait;
+                }
+                self.state = State::Text;
+                Step::Again
+            }
+            State::Text => self.text(is_end, parts),
+            State::Call(_) => self.call(is_end, parts),
+        }
+    }
+
+    fn start(&mut self, is_end: bool) -> Step {
+        let Some((marks, _)) = self.syntax.reasoning else {
+            self.state = State::Text;
+            return Step::Again;
+        };
+        let text = self.buffer.trim_start();
+        if text.starts_with(marks.start) {
+            let thoughts = self.buffer.len() - text.len() + marks.start.len();
+            self.buffer.drain(..thoughts);
+            self.state = State::Reasoning { told: false };
+        } else if marks.start.starts_with(text) && !is_end {
+            return Step::Wait;
+        } else {
+            self.state = State::Text;
+        }
+        Step::Again
+    }
+
+    fn reasoning(&mut self, told: bool, is_end: bool, parts: &mut Vec<AnswerPart>) -> Step {
+        let Some((marks, _)) = self.syntax.reasoning else {
+            self.state = State::Text;
+            return Step::Again;
+        };
+        if !told {
+            self.drop_front_blanks();
+        }
+        let (len, rest, next) = match self.buffer.find(marks.end) {
+            Some(at) => (self.buffer[..at].trim_end().len(), at + marks.end.len(), Some(State::Between)),
+            None if is_end => (self.buffer.trim_end().len(), self.buffer.len(), None),
+            None => {
+                let len = certain_len(&self.buffer, &[marks.end]);
+                (len, len, None)
+            }
+        };
+        if len > 0 {
+            parts.push(AnswerPart::Reasoning(self.buffer[..len].to_owned()));
+            self.state = State::Reasoning { told: true };
+        }
+        self.buffer.drain(..rest);
+        match next {
+            Some(state) => {
+                self.state = state;
+                Step::Again
+            }
+            None => Step::Wait,
+        }
+    }
+
+    fn text(&mut self, is_end: bool, parts: &mut Vec<AnswerPart>) -> Step {
+        let Some(tools) = &self.syntax.tools else {
+            return self.tell(self.buffer.len(), parts);
+        };
+        let open = tools.format.open();
+        if self.is_fresh && tools.format == ToolFormat::Llama3 {
+            let text = self.buffer.trim_start();
+            if text.starts_with('{') {
+                self.state = State::Call(Region::new(self.buffer.len() - text.len(), false));
+                return Step::Again;
+            }
+            if open.starts_with(text) && !is_end {
+                return Step::Wait;
+            }
+        }
+        if let Some(at) = self.buffer.find(open) {
+            let blanks = self.buffer[..at].trim_end().len();
+            self.tell(blanks, parts);
+            self.state = State::Call(Region::new(at - blanks + open.len(), true));
+            return Step::Again;
+        }
+        if !is_end {
+            return self.tell(certain_len(&self.buffer, &[open]), parts);
+        }
+        if self.num_calls > 0 && self.buffer.trim().is_empty() {
+            self.buffer.clear();
+        }
+        self.tell(self.buffer.len(), parts)
+    }
+
+    /// Tells the first `len` bytes of the buffer as text.
+    fn tell(&mut self, len: usize, parts: &mut Vec<AnswerPart>) -> Step {
+        if len > 0 {
+            let text: String = self.buffer.drain(..len).collect();
+            self.is_fresh = self.is_fresh && text.trim().is_empty();
+            match parts.last_mut() {
+                Some(AnswerPart::Text(last)) => last.push_str(&text),
+                _ => parts.push(AnswerPart::Text(text)),
+            }
+        }
+        Step::Wait
+    }
+
+    fn call(&mut self, is_end: bool, parts: &mut Vec<AnswerPart>) -> Step {
+        let (State::Call(region), Some(tools)) = (&mut self.state, &self.syntax.tools) else {
+            self.state = State::Text;
+            return Step::Again;
+        };
+        match region.advance(&self.buffer, tools, is_end) {
+            Found::Nothing if is_end => self.give_up(parts),
+            Found::Nothing => Step::Wait,
+            Found::Call { name, arguments, end } => {
+                let arguments = arguments.of(&self.buffer);
+                self.begin_call(name, parts);
+                self.add_arguments(arguments, parts);
+                self.buffer.drain(..end);
+                Step::Again
+            }
+            Found::Begun { name, end } => {
+                self.begin_call(name, parts);
+                self.buffer.drain(..end);
+                Step::Again
+            }
+            Found::Arguments { end } => {
+                let text: String = self.buffer.drain(..end).collect();
+                self.add_arguments(text, parts);
+                Step::Again
+            }
+            Found::End { end } => {
+                self.buffer.drain(..end);
+                self.state = State::Text;
+                Step::Again
+            }
+            Found::Malformed => self.give_up(parts),
+        }
+    }
+
+    /// What was taken for a call is text: the mark is, and what follows is looked at again.
+    fn give_up(&mut self, parts: &mut Vec<AnswerPart>) -> Step {
+        if let State::Call(region) = &self.state {
+            let len = region.mark_end().min(self.buffer.len());
+            self.is_fresh = false;
+            self.tell(len, parts);
+        }
+        self.state = State::Text;
+        Step::Again
+    }
+
+    fn begin_call(&mut self, name: String, parts: &mut Vec<AnswerPart>) {
+        parts.push(AnswerPart::CallBegun { index: self.num_calls, name });
+        self.num_calls += 1;
+    }
+
+    fn add_arguments(&self, text: String, parts: &mut Vec<AnswerPart>) {
+        if !text.is_empty() {
+            parts.push(AnswerPart::CallArguments { index: self.num_calls - 1, text });
+        }
+    }
+
+    fn drop_front_blanks(&mut self) {
+        let num_blanks = self.buffer.len() - self.buffer.trim_start().len();
+        self.buffer.drain(..num_blanks);
+    }
+}
+
+/// How much of `text` is certain, where one of `marks` may follow: all but the beginning of one, and the blanks before it.
+fn certain_len(text: &str, marks: &[&str]) -> usize {
+    let begun = marks.iter().flat_map(|mark| (1..mark.len()).rev().filter(|&len| mark.is_char_boundary(len)).map(|len| &mark[..len]));
+    let held = begun.filter(|start| text.ends_with(start)).map(str::len).max().unwrap_or(0);
+    text[..text.len() - held].trim_end().len()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,74 @@
+//! The form of a chat model's answer: calls that must be there or keep to their schemas, and the form of the text, which begins
+//! behind the model's thoughts.
+
+use serde_json::json;
+use taper_text::{AnswerGrammar, AnswerTool, Calls, GrammarSpec, ReasoningMarks, ReasoningStart, ToolFormat};
+
+use super::{Conversation, Tool, ToolChoice};
+use crate::errors::ApiError;
+use crate::grammar_fields::{Form, FormPart};
+
+/// The form of answers; `of_text` is what the client asked for besides tools. `None` where any answer will do.
+pub(super) fn of_answer(
+    conversation: &Conversation,
+    offered: &[Tool],
+    format: ToolFormat,
+    reasoning: Option<(ReasoningMarks, ReasoningStart)>,
+    of_text: Option<Form>,
+) -> Result<Option<Form>, ApiError> {
+    let calls = calls(conversation, offered, format, of_text.is_some());
+    let Some(calls) = calls else {
+        let thinks = reasoning.is_some_and(|(_, start)| start != ReasoningStart::Over);
+        return Ok(of_text.map(|form| if thinks { behind_thoughts(form, reasoning) } else { form }));
+    };
+    // Where a call must come there is no text for a form.
+    let content = of_text.filter(|_| !calls.required);
+    let mut parts: Vec<FormPart> = offered
+        .iter()
+        .map(|tool| FormPart { field: tool.parameters_field(), spec: GrammarSpec::JsonSchema(tool.schema()) })
+        .collect();
+    parts.extend(content.iter().map(|form| FormPart { field: form.field.to_owned(), spec: form.spec.clone() }));
+    let content = content.map(|form| Box::new(form.spec));
+    let spec = GrammarSpec::Answer(AnswerGrammar { reasoning, calls: Some(calls), content });
+    Ok(Some(Form { field: "tools", spec, parts }))
+}
+
+/// Whether a form has calls.
+pub(super) fn has_calls(form: &Form) -> bool {
+    matches!(&form.spec, GrammarSpec::Answer(answer) if answer.calls.is_some())
+}
+
+/// The same form behind thoughts.
+fn behind_thoughts(form: Form, reasoning: Option<(ReasoningMarks, ReasoningStart)>) -> Form {
+    let content = Some(Box::new(form.spec.clone()));
+    let spec = GrammarSpec::Answer(AnswerGrammar { reasoning, calls: None, content });
+    Form { field: form.field, spec, parts: vec![FormPart { field: form.field.to_owned(), spec: form.spec }] }
+}
+
+/// The calls that a grammar must see to; `None` where it need not.
+fn calls(conversation: &Conversation, offered: &[Tool], format: ToolFormat, has_form: bool) -> Option<Calls> {
+    if offered.is_empty() {
+        return None;
+    }
+    let parallel = conversation.parallel_calls;
+    let (chosen, required): (Vec<&Tool>, bool) = match &conversation.tool_choice {
+        ToolChoice::None => return None,
+        ToolChoice::Required => (offered.iter().collect(), true),
+        ToolChoice::Named(name) => (offered.iter().filter(|tool| tool.name == *name).collect(), true),
+        ToolChoice::Auto => {
+            // Llama's calls have no mark that would tell their beginning from a text's.
+            let has_marks = format != ToolFormat::Llama3;
+            let is_guarded = has_marks && (offered.iter().any(|tool| tool.strict) || !parallel);
+            if !is_guarded && !has_form {
+                return None;
+            }
+            (offered.iter().collect(), false)
+        }
+    };
+    let tool = |tool: &&Tool| {
+        // Without `strict` a schema is a hint, and one that does not compile is no reason to refuse.
+        let parameters = if required || tool.strict { tool.schema() } else { json!({ "type": "object" }) };
+        AnswerTool { name: tool.name.clone(), parameters }
+    };
+    Some(Calls { format, tools: chosen.iter().map(tool).collect(), required, parallel })
+}

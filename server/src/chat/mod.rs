@@ -1,0 +1,98 @@
+//! A conversation with a chat model, whatever protocol it came by.
+//!
+//! An endpoint reads its own JSON into a [`Conversation`] and [`Parameters`], calls [`prepare`] (on a blocking thread), has the form
+//! compiled, starts a [`ChatStream`] and writes what comes out of it, in its own words: pieces of thoughts, of text and of
+//! calls, the end of each choice, and the totals. Templates, formats of calls and grammars stay behind this seam.
+
+mod dialect;
+mod form;
+mod render;
+mod stream;
+mod tools;
+
+use serde_json::{Map, Value};
+use taper_text::{AnswerSyntax, ChatMessage, ToolSyntax};
+
+use crate::errors::ApiError;
+use crate::parameters::Parameters;
+use crate::state::Served;
+
+pub(crate) use dialect::Dialect;
+pub(crate) use stream::{ChatPart, ChatPiece, ChatStream, Ending};
+pub(crate) use tools::{Tool, ToolChoice, check_tools};
+
+/// What is said so far, and how the model may answer.
+pub(crate) struct Conversation {
+    /// The messages. Roles are the template's: `system`, `user`, `assistant`, `tool`.
+    pub(crate) messages: Vec<ChatMessage>,
+    /// The field that they came in, for errors.
+    pub(crate) messages_field: &'static str,
+    /// What the model may call.
+    pub(crate) tools: Vec<Tool>,
+    /// Whether it may, and must.
+    pub(crate) tool_choice: ToolChoice,
+    /// Whether an answer may have several calls.
+    pub(crate) parallel_calls: bool,
+    /// What becomes of the model's thoughts.
+    pub(crate) thoughts: Thoughts,
+    /// Variables for the template.
+    pub(crate) variables: Map<String, Value>,
+}
+
+/// What becomes of a model's thoughts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Thoughts {
+    /// They are told apart from the text.
+    Apart,
+    /// They are not told.
+    LeftOut,
+    /// They stay in the text, with their marks.
+    InText,
+}
+
+/// A conversation as the engine takes it, and how to read the answer.
+pub(crate) struct Prepared {
+    /// The rendered conversation.
+    pub(crate) prompt: Vec<u32>,
+    /// For [`ChatStream::new`].
+    pub(crate) reading: Reading,
+}
+
+/// How answers are read.
+#[derive(Debug, Clone)]
+pub(crate) struct Reading {
+    syntax: AnswerSyntax,
+    tells_thoughts: bool,
+    /// Calls beyond these are not told.
+    max_calls: usize,
+}
+
+/// Renders a conversation, and sets the form and the shown tokens in `parameters` that its answer needs.
+pub(crate) fn prepare(
+    served: &Served,
+    conversation: &Conversation,
+    parameters: &mut Parameters,
+) -> Result<Prepared, ApiError> {
+    let offered: &[Tool] =
+        if conversation.tool_choice == ToolChoice::None { &[] } else { conversation.tools.as_slice() };
+    let rendered = render::render(served, conversation, offered)?;
+    let dialect = &served.dialect;
+    let reasoning = dialect.reasoning.map(|marks| (marks, marks.at_end_of(&rendered.text)));
+    let form = form::of_answer(conversation, offered, dialect.format, reasoning, parameters.form.take())?;
+    let is_certain = form.as_ref().is_some_and(form::has_calls);
+    parameters.form = form;
+    let names = || offered.iter().map(|tool| tool.name.clone()).collect();
+    let tools = (!offered.is_empty()).then(|| ToolSyntax { format: dialect.format, names: names(), is_certain });
+
+    let marks = tools.iter().flat_map(|tools| tools.format.marks().iter().copied());
+    let marks = marks.chain(reasoning.iter().flat_map(|(marks, _)| [marks.start, marks.end]));
+    let tokenizer = &served.model.tokenizer;
+    parameters.sampling.shown_tokens = marks.filter_map(|mark| tokenizer.control_token(mark)).collect();
+
+    let reading = Reading {
+        syntax: AnswerSyntax { reasoning: reasoning.filter(|_| conversation.thoughts != Thoughts::InText), tools },
+        tells_thoughts: conversation.thoughts == Thoughts::Apart,
+        max_calls: if conversation.parallel_calls { usize::MAX } else { 1 },
+    };
+    Ok(Prepared { prompt: rendered.tokens, reading })
+}

@@ -1,0 +1,116 @@
+//! From a conversation to the prompt: the template's text and its tokens.
+
+use serde_json::Value;
+use taper_text::{ChatMessage, Prompt, RenderContext, TemplateError, ToolFormat, with_tools_in_text};
+
+use super::{Conversation, Tool};
+use crate::errors::ApiError;
+use crate::prompt::{cannot_be_tokenized, check_fits};
+use crate::state::Served;
+
+/// Letters of an id of a call in Mistral's templates, which take no others.
+const MISTRAL_ID_LEN: usize = 9;
+
+/// A rendered conversation.
+pub(super) struct Rendered {
+    pub(super) text: String,
+    pub(super) tokens: Vec<u32>,
+}
+
+/// Renders with the model's template; control tokens come from the template alone.
+pub(super) fn render(served: &Served, conversation: &Conversation, offered: &[Tool]) -> Result<Rendered, ApiError> {
+    let (model, dialect, field) = (&served.model, &served.dialect, conversation.messages_field);
+    let tools: Vec<Value> = offered.iter().map(Tool::for_template).collect();
+    let mut messages = conversation.messages.clone();
+    if !dialect.knows_tools {
+        messages = with_tools_in_text(&messages, &tools);
+    } else if matches!(dialect.format, ToolFormat::Mistral | ToolFormat::MistralArgs) {
+        messages.iter_mut().for_each(shorten_ids);
+    }
+    let context = RenderContext {
+        bos_text: model.tokenizer.bos_text().to_owned(),
+        eos_text: model.tokenizer.eos_text().to_owned(),
+        add_generation_prompt: true,
+        tools: (dialect.knows_tools && !tools.is_empty()).then(|| tools.clone().into()),
+        extra: conversation.variables.clone(),
+    };
+    let prompt = match prompt(served, &messages, &context, field)? {
+        Err(TemplateError::Raised(_)) if !dialect.knows_tools && !tools.is_empty() => {
+            // Some templates take no system message, and this one may be ours.
+            into_first_user(&mut messages);
+            prompt(served, &messages, &context, field)?
+        }
+        first => first,
+    };
+    let prompt = prompt.map_err(|error| match error {
+        TemplateError::Raised(message) => {
+            ApiError::invalid(field, format!("the model's chat template refuses these messages: {message}"))
+        }
+        other => ApiError::invalid(field, format!("the model's chat template failed on these messages: {other}")),
+    })?;
+    let text = prompt.text();
+    check_fits(served, &text, field)?;
+    let tokens = model.tokenizer.encode_prompt(&prompt, true).map_err(|error| cannot_be_tokenized(field, &error))?;
+    Ok(Rendered { text, tokens })
+}
+
+/// What the template makes of the messages; refuses where there is no template.
+fn prompt(
+    served: &Served,
+    messages: &[ChatMessage],
+    context: &RenderContext,
+    field: &str,
+) -> Result<Result<Prompt, TemplateError>, ApiError> {
+    let Some(template) = &served.model.template else {
+        let message = "this model has no chat template; use /v1/completions, or start the server with --chat-template";
+        return Err(ApiError::invalid(field, message));
+    };
+    Ok(template.prompt(&served.model.tokenizer, messages, context))
+}
+
+/// Puts the system message before the first message of the user.
+fn into_first_user(messages: &mut Vec<ChatMessage>) {
+    if messages.first().is_some_and(|first| first.role == "system") {
+        let system = messages.remove(0);
+        if let Some(user) = messages.iter_mut().find(|message| message.role == "user") {
+            user.content = format!("{}\n\n{}", system.content, user.content);
+        }
+    }
+}
+
+fn shorten_ids(message: &mut ChatMessage) {
+    if let Some(id) = &mut message.tool_call_id {
+        *id = mistral_id(id);
+    }
+    for call in &mut message.tool_calls {
+        if let Some(Value::String(id)) = call.get_mut("id") {
+            *id = mistral_id(id);
+        }
+    }
+}
+
+/// The last letters of an id, filled up to the length that Mistral's templates ask for.
+fn mistral_id(id: &str) -> String {
+    let letters: Vec<char> = id.chars().filter(char::is_ascii_alphanumeric).collect();
+    let last = letters[letters.len().saturating_sub(MISTRAL_ID_LEN)..].iter().collect::<String>();
+    format!("{last:0>MISTRAL_ID_LEN$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_have_the_length_that_mistral_asks_for() {
+        assert_eq!(mistral_id("call_0123456789abcdef"), "789abcdef");
+        assert_eq!(mistral_id("a-1"), "0000000a1");
+        assert_eq!(mistral_id(""), "000000000");
+    }
+
+    #[test]
+    fn a_system_message_goes_before_the_users() {
+        let mut messages = vec![ChatMessage::new("system", "S"), ChatMessage::new("user", "U")];
+        into_first_user(&mut messages);
+        assert_eq!(messages, [ChatMessage::new("user", "S\n\nU")]);
+    }
+}

@@ -1,0 +1,113 @@
+//! Tools that a client offers, and which of them an answer may or must call.
+
+use serde_json::{Value, json};
+
+use crate::errors::ApiError;
+use crate::fields::show;
+
+/// Bytes of the longest name, as in OpenAI's interface.
+const MAX_NAME_BYTES: usize = 64;
+
+/// A function that a model may call.
+#[derive(Debug, Clone)]
+pub(crate) struct Tool {
+    /// Its name; [`Tool::check`] says which are good.
+    pub(crate) name: String,
+    /// What it is for, in words.
+    pub(crate) description: Option<String>,
+    /// The JSON schema of its arguments; without it there are none.
+    pub(crate) parameters: Option<Value>,
+    /// Whether calls must keep to the schema also where none is required.
+    pub(crate) strict: bool,
+    /// The field that holds the tool, for errors: `tools[0].function`.
+    pub(crate) field: String,
+}
+
+/// Whether an answer calls tools.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ToolChoice {
+    /// As the model likes.
+    Auto,
+    /// It does not; tools are not offered.
+    None,
+    /// At least one.
+    Required,
+    /// This one.
+    Named(String),
+}
+
+impl Tool {
+    /// Refuses names and schemas that no call could be made with.
+    pub(crate) fn check(&self) -> Result<(), ApiError> {
+        let is_good = |letter: u8| letter.is_ascii_alphanumeric() || b"_-".contains(&letter);
+        if self.name.is_empty() || self.name.len() > MAX_NAME_BYTES || !self.name.bytes().all(is_good) {
+            let field = format!("{}.name", self.field);
+            let got = show(&Value::from(self.name.as_str()));
+            let message = format!("{field} must have 1 to {MAX_NAME_BYTES} of a-z, A-Z, 0-9, _ and -, got {got}");
+            return Err(ApiError::invalid(field, message));
+        }
+        let kind = self.parameters.as_ref().and_then(|parameters| parameters.get("type"));
+        let is_object = |kind: &Value| kind == "object" || kind.as_array().is_some_and(|kinds| kinds.contains(&json!("object")));
+        match kind {
+            Some(kind) if !is_object(kind) => {
+                let field = format!("{}.type", self.parameters_field());
+                let message = format!("{field} must be \"object\", got {}", show(kind));
+                Err(ApiError::invalid(field, message))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The field of the schema, for errors.
+    pub(crate) fn parameters_field(&self) -> String {
+        format!("{}.parameters", self.field)
+    }
+
+    /// The tool as templates know it.
+    pub(super) fn for_template(&self) -> Value {
+        let mut function = json!({ "name": self.name });
+        if let Some(description) = &self.description {
+            function["description"] = description.as_str().into();
+        }
+        let nothing = || json!({ "type": "object", "properties": {} });
+        function["parameters"] = self.parameters.clone().unwrap_or_else(nothing);
+        json!({ "type": "function", "function": function })
+    }
+
+    /// The schema that a grammar keeps its arguments to: always an object.
+    pub(super) fn schema(&self) -> Value {
+        let Some(parameters) = &self.parameters else {
+            return json!({ "type": "object", "properties": {}, "additionalProperties": false });
+        };
+        let mut schema = parameters.clone();
+        if let Value::Object(fields) = &mut schema
+            && !["$ref", "anyOf", "oneOf", "allOf"].iter().any(|key| fields.contains_key(*key))
+        {
+            fields.insert("type".to_owned(), "object".into());
+        }
+        schema
+    }
+}
+
+/// Refuses tools of one name, and a choice of a tool that is not among them.
+pub(crate) fn check_tools(tools: &[Tool], choice: &ToolChoice, choice_field: &str) -> Result<(), ApiError> {
+    for (index, tool) in tools.iter().enumerate() {
+        tool.check()?;
+        if tools[..index].iter().any(|other| other.name == tool.name) {
+            let field = format!("{}.name", tool.field);
+            let message = format!("{field} is the name of another tool too: {}", show(&Value::from(tool.name.as_str())));
+            return Err(ApiError::invalid(field, message));
+        }
+    }
+    match choice {
+        ToolChoice::Required | ToolChoice::Named(_) if tools.is_empty() => {
+            let message = format!("{choice_field} asks for a call, and there are no tools to call");
+            Err(ApiError::invalid(choice_field, message))
+        }
+        ToolChoice::Named(name) if !tools.iter().any(|tool| tool.name == *name) => {
+            let message = format!("{choice_field} names {}, which is not among tools", show(&Value::from(name.as_str())));
+            Err(ApiError::invalid(choice_field, message))
+        }
+        _ => Ok(()),
+    }
+}
