@@ -33,6 +33,7 @@ mod timeouts;
 mod token_fields;
 mod token_json;
 mod unsupported;
+mod web;
 mod work;
 
 pub use errors::ApiError;

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::time::Instant;
 
 use axum::extract::Request;
-use axum::http::{HeaderName, HeaderValue};
+use axum::http::{HeaderName, HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tracing::Instrument;
@@ -26,7 +26,13 @@ pub(crate) async fn identify(request: Request, next: Next) -> Response {
         response.headers_mut().insert(REQUEST_ID, value);
     }
     let ms = begun.elapsed().as_secs_f64() * 1e3;
-    span.in_scope(|| tracing::info!(%method, path, status = response.status().as_u16(), ms, "responded"));
+    let status = response.status();
+    // What pages, scrapers and load balancers ask for every second would bury the rest.
+    let is_routine = method == Method::GET && !path.starts_with("/v1/") && !status.is_client_error() && !status.is_server_error();
+    span.in_scope(|| match is_routine {
+        true => tracing::debug!(%method, path, status = status.as_u16(), ms, "responded"),
+        false => tracing::info!(%method, path, status = status.as_u16(), ms, "responded"),
+    });
     response
 }
 

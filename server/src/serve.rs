@@ -32,6 +32,7 @@ use crate::io_timeout::WriteTimeout;
 use crate::middleware;
 use crate::state::ServerState;
 use crate::timeouts::Timeouts;
+use crate::web;
 
 /// The routes of the API.
 pub fn app(state: ServerState) -> Router {
@@ -44,6 +45,7 @@ pub fn app(state: ServerState) -> Router {
         .route("/health", get(health::health))
         .route("/v1/health", get(health::health))
         .route("/metrics", get(metrics::metrics))
+        .merge(web::routes())
         .fallback(no_such_path)
         .method_not_allowed_fallback(method_not_allowed)
         // The handlers limit bodies themselves, with an OpenAI error.
