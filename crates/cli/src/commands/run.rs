@@ -3,7 +3,7 @@
 use crate::args::{ColorChoice, FormArgs, RunArgs};
 use crate::generate::{self, Generator, TimingsJson};
 use crate::load::{self, Loaded};
-use crate::markdown::{Renderer, Shown};
+use crate::markdown::Renderer;
 use crate::{color, output, piped};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
@@ -60,8 +60,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     };
     let grammar = form.map(|form| grammar(&form, &loaded, &tokens)).transpose()?;
     // As the model wrote it, but that it cannot steer a terminal.
-    let is_terminal = color::of_stdout(ColorChoice::Never) != Shown::Plain;
-    let mut renderer = Renderer::new(if is_terminal { Shown::Safe } else { Shown::Plain });
+    let mut renderer = Renderer::new(color::of_stdout(ColorChoice::Never));
     let mut show = |text: &str| if args.json { Ok(()) } else { output::print(&renderer.push(text)) };
     let request = Request { prompt_tokens: tokens.clone(), sampling, grammar, ..Request::default() };
     let answer = Generator::new()?.generate(&loaded, request, &mut show)?;
