@@ -334,10 +334,15 @@ fn doctor_says_what_the_machine_has_and_where_things_are() {
     assert!(found["operations"].as_array().unwrap().iter().all(|row| row["kernel"].is_string()), "{found}");
     let home = folder.path().to_str().unwrap();
     assert!(found["paths"]["taper_cache"].as_str().unwrap().starts_with(home), "{found}");
+    assert!(["none", "permitted", "refused"].contains(&found["amx"].as_str().unwrap()), "{found}");
+    assert!(found["system"]["huge_pages"].is_object() && found["system"]["container"].is_object(), "{found}");
+    assert_eq!(found["tuning"]["measured"], 0, "{found}");
+    let advice = found["advice"].as_array().unwrap();
+    assert!(advice.iter().any(|line| line["then"].as_str().unwrap().contains("taper tune")), "{found}");
 
     let output = taper(&folder, &["doctor", "--bandwidth-mib", "0", "--isa", "portable"]);
     let text = stdout(&output);
-    for part in ["processor", "memory", "not measured", "portable", "int15x32", "CUDA kernels", "none; `taper pull`"] {
+    for part in ["processor", "memory", "not measured", "portable", "int15x32", "CUDA kernels", "none; `taper pull`", "limits", "choice of kernels", "what could be better:", "run `taper tune"] {
         assert!(text.contains(part), "{part} in\n{text}");
     }
 }

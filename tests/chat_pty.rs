@@ -6,6 +6,7 @@ mod support;
 
 use rexpect::reader::Options;
 use rexpect::session::{PtySession, spawn_with_options};
+use serde_json::Value;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,7 @@ impl Chat {
 
     fn start_loading(home: &Path, model: &Path, arguments: &[&str]) -> Chat {
         let mut command = support::taper();
+        command.env("VISUAL", "sed -i s/cat/dog/").current_dir(home);
         command.args(["chat", "--temperature", "0", "--model"]).arg(model).args(arguments);
         command.env("TERM", "xterm").env("HOME", home).env("XDG_STATE_HOME", home.join("state"));
         for name in ["TAPER_HISTORY", "TAPER_LOG", "NO_COLOR"] {
@@ -66,10 +68,17 @@ impl Chat {
     fn ask(&mut self, message: &str) -> (String, usize) {
         let shown = self.say(message);
         let (answer, summary) = shown.rsplit_once("\r\n[").unwrap_or_else(|| panic!("no summary in {shown:?}"));
-        assert!(summary.contains(" tokens/s"), "{summary}");
-        let prompt = summary.split("prompt of ").nth(1).and_then(|rest| rest.split(',').next());
+        assert!(summary.contains(" token"), "{summary}");
+        let prompt = summary.split("prompt of ").nth(1).and_then(|rest| rest.split(|c: char| !c.is_ascii_digit()).next());
         let prompt = prompt.unwrap_or_else(|| panic!("no length of the prompt in {summary:?}"));
         (answer.trim().to_string(), prompt.parse().unwrap())
+    }
+
+    /// What has been said, from a file that the chat writes.
+    fn saved(&mut self, home: &Path) -> Vec<String> {
+        assert!(self.say("/save talk.json").contains("written to talk.json"));
+        let file: Value = serde_json::from_str(&std::fs::read_to_string(home.join("talk.json")).unwrap()).unwrap();
+        file["messages"].as_array().unwrap().iter().map(|message| message["content"].as_str().unwrap().to_owned()).collect()
     }
 
     /// Waits until this much of an answer has come.
@@ -219,6 +228,97 @@ fn a_conversation_that_outgrows_the_context_is_told_and_goes_on() {
     let shown = chat.say(&"word ".repeat(200));
     assert!(shown.contains("128") && shown.contains("/clear begins anew"), "{shown:?}");
     assert!(!chat.ask(SHORT).0.is_empty(), "the long message was taken back");
+    chat.control('d');
+    assert!(chat.end().ends_with(", 0)"));
+}
+
+/// A small answer: what is looked at is the message.
+const FEW: [&str; 2] = ["--max-tokens", "3"];
+
+#[test]
+fn a_message_may_have_several_lines() {
+    let Some(model) = support::model_or_skip() else { return };
+    let home = tempfile::tempdir().unwrap();
+    let mut chat = Chat::start(home.path(), &model, &FEW);
+    let mut said = |keys: &str| {
+        chat.type_keys(keys);
+        chat.expect("prompt of ");
+        chat.expect(PROMPT);
+        let messages = chat.saved(home.path());
+        chat.say("/clear");
+        assert_eq!(messages.len(), 2, "{messages:?}");
+        messages[0].clone()
+    };
+    assert_eq!(said("one\\\rtwo\\\rthree\r"), "one\ntwo\nthree");
+    assert_eq!(said("\"\"\"\rone\\\r\rtwo\r\"\"\"\r"), "one\\\n\ntwo");
+    // As terminals send what is pasted, line ends and all.
+    assert_eq!(said("\x1b[200~one\\\rtwo\r\rthree\r\x1b[201~\r"), "one\\\ntwo\n\nthree");
+    assert_eq!(said(" /help me\r"), "/help me");
+    chat.control('d');
+    assert!(chat.end().ends_with(", 0)"));
+}
+
+#[test]
+fn an_editor_of_the_users_own_changes_the_line() {
+    let Some(model) = support::model_or_skip() else { return };
+    let home = tempfile::tempdir().unwrap();
+    let mut chat = Chat::start(home.path(), &model, &FEW);
+    chat.type_keys("I like my cat.");
+    chat.expect("cat.");
+    chat.control('g');
+    chat.expect("dog.");
+    chat.type_keys(" Truly.\r");
+    chat.expect("prompt of ");
+    chat.expect(PROMPT);
+    assert_eq!(chat.saved(home.path())[0], "I like my dog. Truly.");
+    chat.control('d');
+    assert!(chat.end().ends_with(", 0)"));
+}
+
+#[test]
+fn tab_completes_commands_and_parameters() {
+    let Some(model) = support::model_or_skip() else { return };
+    let home = tempfile::tempdir().unwrap();
+    let mut chat = Chat::start(home.path(), &model, &FEW);
+    chat.type_keys("/sta\t");
+    chat.expect("/stats ");
+    chat.type_keys("\r");
+    chat.expect("no answers yet");
+    chat.expect(PROMPT);
+    chat.type_keys("/set pres\t");
+    chat.expect("presence_penalty ");
+    chat.type_keys("1.5\r");
+    chat.expect("presence_penalty is 1.5");
+    chat.expect(PROMPT);
+    std::fs::write(home.path().join("conversation one.json"), "[]").unwrap();
+    chat.type_keys("/load conv\t\r");
+    chat.expect("0 messages from conversation one.json");
+    chat.expect(PROMPT);
+    chat.control('d');
+    assert!(chat.end().ends_with(", 0)"));
+}
+
+#[test]
+fn parameters_are_set_shown_and_heeded() {
+    let Some(model) = support::model_or_skip() else { return };
+    let home = tempfile::tempdir().unwrap();
+    let mut chat = Chat::start(home.path(), &model, &FEW);
+    assert!(chat.say("/set top_p 7").contains("between 0 and 1, not 7"));
+    assert!(chat.say("/set temprature 1").contains("did you mean temperature?"));
+    assert!(chat.say("/set max_tokens 2").contains("max_tokens is 2"));
+    let (_, prompt) = chat.ask(SHORT);
+    let shown = chat.say("/show");
+    assert!(shown.contains("max_tokens         2") && shown.contains("2 messages"), "{shown}");
+    assert!(chat.say("/stats").contains("1 answer, 2 tokens"));
+    assert!(chat.say("/set max_tokens default").contains("max_tokens is default"));
+    let (answer, again) = {
+        let shown = chat.say("/regen");
+        let (answer, summary) = shown.rsplit_once("\r\n[").unwrap();
+        let prompt = summary.split("prompt of ").nth(1).unwrap().split(|c: char| !c.is_ascii_digit()).next().unwrap();
+        (answer.trim().to_owned(), prompt.parse::<usize>().unwrap())
+    };
+    assert_eq!(again, prompt, "the message is answered anew, not once more");
+    assert_eq!(chat.saved(home.path())[1].trim(), answer.replace("\r\n", "\n"));
     chat.control('d');
     assert!(chat.end().ends_with(", 0)"));
 }

@@ -159,7 +159,9 @@ fn matrices_of_floats_are_quantized_where_that_is_asked_for() {
 fn json_is_one_line_with_everything_in_it() {
     let answer = json(&Place::new().run(&["-p", "ab", "--raw", "-n", "5", "--ignore-eos", "--json"]));
     let keys: Vec<&String> = answer.as_object().unwrap().keys().collect();
-    assert_eq!(keys, ["prompt_tokens", "tokens", "text", "finish_reason", "timings"]);
+    assert_eq!(keys, ["model", "prompt_tokens", "tokens", "text", "finish_reason", "usage", "timings"]);
+    let usage = serde_json::json!({ "prompt_tokens": 2, "completion_tokens": 5, "total_tokens": 7, "cached_tokens": 0 });
+    assert_eq!(answer["usage"], usage);
     // A tiny model's tokens are bytes first.
     assert_eq!(ids(&answer["prompt_tokens"]), [97, 98]);
     assert_eq!(ids(&answer["tokens"]).len(), 5);
@@ -215,6 +217,78 @@ fn a_prompt_is_given_piped_or_both() {
     assert_eq!(prompt(place.run_piped(&[&both[..], &["--stdin"]].concat(), b"cd\n")), expected);
     assert!(complaint(&place.run_piped(&options, b"\xff\xfe")).contains("not UTF-8"));
     assert!(complaint(&place.run_piped(&options, b"\n\n")).contains("the prompt is empty"));
+}
+
+#[test]
+fn files_come_after_the_prompt_and_before_what_is_piped() {
+    let place = Place::new();
+    for (name, text) in [("one", "ab\n"), ("two", "cd")] {
+        std::fs::write(place.folder.path().join(name), text).unwrap();
+    }
+    let prompt = |output: Output| ids(&json(&output)["prompt_tokens"]);
+    let options = ["--raw", "-n", "1", "--json"];
+    let expected = |text: &str| prompt(place.run(&[&options[..], &["-p", text]].concat()));
+    assert_eq!(prompt(place.run(&[&options[..], &["--file", "one"]].concat())), expected("ab"));
+    let all = ["-p", "x", "-f", "one", "-f", "two"];
+    assert_eq!(prompt(place.run(&[&options[..], &all[..]].concat())), expected("x\nab\ncd"));
+    assert_eq!(prompt(place.run_piped(&[&options[..], &all[..]].concat(), b"y\n")), expected("x\nab\ncd\ny"));
+    assert!(complaint(&place.run(&["-f", "none"])).contains("cannot read none"));
+    std::fs::write(place.folder.path().join("bytes"), b"\xff").unwrap();
+    assert!(complaint(&place.run(&["-f", "bytes"])).contains("bytes is not UTF-8"));
+}
+
+#[test]
+fn an_answer_has_the_form_that_was_asked_for() {
+    let place = Place::new();
+    let answer = |form: &[&str]| {
+        let output = place.run(&[&["-p", "ab", "--raw", "-n", "40", "--json"], form].concat());
+        let answer = json(&output);
+        assert_eq!(answer["finish_reason"], "stop", "{answer}");
+        answer["text"].as_str().unwrap().to_owned()
+    };
+    let schema = r#"{"type":"object","properties":{"a":{"enum":[1,2]}},"required":["a"],"additionalProperties":false}"#;
+    std::fs::write(place.folder.path().join("schema.json"), schema).unwrap();
+    for given in [schema, "schema.json"] {
+        let value: Value = serde_json::from_str(&answer(&["--json-schema", given])).unwrap();
+        assert!([1, 2].map(|number| serde_json::json!({ "a": number })).contains(&value), "{value}");
+    }
+    assert!(["left", "right"].contains(&answer(&["--choice", "left", "--choice", "right"]).as_str()));
+    let word = answer(&["--regex", "[xyz]{3}"]);
+    assert!(word.len() == 3 && word.chars().all(|c| "xyz".contains(c)), "{word}");
+
+    let refused = |form: &[&str]| complaint(&place.run(&[&["-p", "ab", "--raw"], form].concat()));
+    assert!(refused(&["--json-schema", "{"]).contains("--json-schema"));
+    assert!(refused(&["--json-schema", "nowhere.json"]).contains("neither JSON nor a file"));
+    assert!(refused(&["--regex", "("]).contains("--regex: the regex cannot be used"));
+    assert!(refused(&["--choice", ""]).contains("--choice"));
+    assert!(misuse(&place.run(&["-p", "ab", "--regex", "a", "--choice", "b"])).contains("cannot be used with"));
+}
+
+#[test]
+fn shells_get_completions_and_man_its_pages() {
+    let place = Place::new();
+    let help = place.command(&["--help"]).output().unwrap();
+    let commands = stdout(&help).split("Commands:").nth(1).unwrap().lines();
+    let commands: Vec<&str> = commands.skip(1).map_while(|line| line.split_whitespace().next()).collect();
+    assert!(commands.contains(&"serve") && commands.contains(&"man"), "{commands:?}");
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let script = place.command(&["completions", shell]).output().unwrap();
+        for command in &commands {
+            assert!(stdout(&script).contains(command), "{command} for {shell}");
+        }
+        assert!(stdout(&script).contains("kv-cache-size"), "{shell}");
+    }
+    assert!(misuse(&place.command(&["completions", "tcsh"]).output().unwrap()).contains("possible values"));
+
+    assert!(stdout(&place.command(&["man"]).output().unwrap()).contains(".TH taper 1"));
+    let written = place.command(&["man", "pages"]).output().unwrap();
+    let pages = place.folder.path().join("pages");
+    for command in commands.iter().filter(|command| **command != "help") {
+        let page = std::fs::read_to_string(pages.join(format!("taper-{command}.1"))).unwrap();
+        assert!(page.contains(&format!(".TH taper-{command} 1")), "{page}");
+        assert!(stdout(&written).contains(&format!("taper-{command}.1")));
+    }
+    assert!(pages.join("taper-bench-model.1").exists());
 }
 
 #[test]

@@ -7,7 +7,9 @@ mod doctor;
 mod engine;
 mod kv;
 mod quantization;
+mod run;
 mod selftest;
+mod terminal;
 mod tune;
 
 pub(crate) use bench::*;
@@ -17,14 +19,17 @@ pub(crate) use doctor::DoctorArgs;
 pub(crate) use engine::EngineArgs;
 pub(crate) use kv::KvKind;
 pub(crate) use quantization::QuantizationKind;
+pub(crate) use run::{FormArgs, RunArgs};
 pub(crate) use selftest::SelftestArgs;
+pub(crate) use terminal::{ColorChoice, CompletionsArgs, ManArgs, RemoteArgs};
 pub(crate) use tune::TuneArgs;
 
+use crate::parameters::Parameters;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
-use taper_engine::{InvalidParam, ItlTarget, SamplingParams};
+use taper_engine::ItlTarget;
 use taper_kernels::{Activations, AttentionScheme, KvDtype};
 
 /// A language-model server for one machine: low latency per token, the same answer every time.
@@ -65,6 +70,10 @@ pub(crate) enum Command {
     Pull(PullArgs),
     /// List the models on this machine.
     List(ListArgs),
+    /// Print what completes this command line in a shell.
+    Completions(CompletionsArgs),
+    /// Print or write the manual pages.
+    Man(ManArgs),
 }
 
 /// Which model, and how it is computed.
@@ -228,37 +237,37 @@ pub(crate) struct ContextArgs {
 /// How tokens are chosen.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SamplingArgs {
-    /// 0 takes the most probable token always; larger is more varied.
-    #[arg(long, value_name = "T", default_value_t = 0.8, allow_negative_numbers = true)]
-    pub(crate) temperature: f32,
+    /// 0 takes the most probable token always; larger is more varied [default: 0.8].
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    pub(crate) temperature: Option<f64>,
 
-    /// Choose among the K most probable tokens only; 0 is all.
-    #[arg(long, value_name = "K", default_value_t = 40)]
-    pub(crate) top_k: u32,
+    /// Choose among the K most probable tokens only; 0 is all [default: 40].
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u64).range(..=u64::from(u32::MAX)))]
+    pub(crate) top_k: Option<u64>,
 
-    /// Choose among the most probable tokens that together have this mass.
-    #[arg(long, value_name = "P", default_value_t = 0.95, allow_negative_numbers = true)]
-    pub(crate) top_p: f32,
+    /// Choose among the most probable tokens that together have this mass [default: 0.95].
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) top_p: Option<f64>,
 
-    /// Leave out tokens less than this times as probable as the most probable one.
-    #[arg(long, value_name = "P", default_value_t = 0.05, allow_negative_numbers = true)]
-    pub(crate) min_p: f32,
+    /// Leave out tokens less than this times as probable as the most probable one [default: 0.05].
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) min_p: Option<f64>,
 
-    /// Keep the tokens whose information content is most typical, as many as have this mass; 1 keeps all.
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
-    pub(crate) typical_p: f32,
+    /// Keep the tokens whose information content is most typical, as many as have this mass; 1 keeps all [default: 1].
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) typical_p: Option<f64>,
 
-    /// Divide the logits of tokens that the prompt or the answer holds; 1 is off.
-    #[arg(long, value_name = "R", default_value_t = 1.0)]
-    pub(crate) repetition_penalty: f32,
+    /// Divide the logits of tokens that the prompt or the answer holds; 1 is off [default: 1].
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
+    pub(crate) repetition_penalty: Option<f64>,
 
-    /// Take this from the logits of tokens for each time the answer holds them.
-    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
-    pub(crate) frequency_penalty: f32,
+    /// Take this from the logits of tokens for each time the answer holds them [default: 0].
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: Option<f64>,
 
-    /// Take this from the logits of tokens that the answer holds.
-    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
-    pub(crate) presence_penalty: f32,
+    /// Take this from the logits of tokens that the answer holds [default: 0].
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) presence_penalty: Option<f64>,
 
     /// The same seed gives the same answer.
     #[arg(long, value_name = "N")]
@@ -278,9 +287,9 @@ pub(crate) struct SamplingArgs {
 }
 
 impl SamplingArgs {
-    /// What they ask for, if it has a meaning.
-    pub(crate) fn params(&self) -> Result<SamplingParams, InvalidParam> {
-        let params = SamplingParams {
+    /// What was said of them.
+    pub(crate) fn parameters(&self) -> Parameters {
+        Parameters {
             temperature: self.temperature,
             top_k: self.top_k,
             top_p: self.top_p,
@@ -290,12 +299,10 @@ impl SamplingArgs {
             frequency_penalty: self.frequency_penalty,
             presence_penalty: self.presence_penalty,
             seed: self.seed,
-            max_tokens: self.max_tokens,
+            max_tokens: self.max_tokens.map(|tokens| tokens as u64),
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
-            ..SamplingParams::default()
-        };
-        params.validate().map(|()| params)
+        }
     }
 }
 
@@ -357,7 +364,7 @@ pub(crate) enum LogFormat {
 /// `taper chat`
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Ctrl-C stops the answer, Ctrl-D leaves. In the chat: /help /system TEXT /clear /exit.\nWhere stdin is not a terminal, every line is a message."
+    after_help = "Ctrl-C stops the answer, Ctrl-D leaves, /help in the chat lists its commands. A line that ends in \\ goes on in the next, and\n\"\"\" begins and ends a message of several lines. Where stdin is not a terminal, every other line is a message.\nAnswers that go to a pipe are as the model wrote them."
 )]
 pub(crate) struct ChatArgs {
     #[command(flatten)]
@@ -368,6 +375,8 @@ pub(crate) struct ChatArgs {
     pub(crate) engine: EngineArgs,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) remote: RemoteArgs,
 
     /// What the model is told before the conversation.
     #[arg(long, value_name = "TEXT")]
@@ -376,43 +385,10 @@ pub(crate) struct ChatArgs {
     /// Where lines that were typed are remembered [default: ~/.local/state/taper/chat_history].
     #[arg(long, value_name = "FILE", env = "TAPER_HISTORY")]
     pub(crate) history: Option<PathBuf>,
-}
 
-/// `taper run`
-#[derive(Debug, Args)]
-#[command(
-    after_help = "The answer goes to stdout, everything else to stderr. With --json stdout is one line:\n{\"prompt_tokens\": [ids], \"tokens\": [ids], \"text\": ..., \"finish_reason\": ..., \"timings\": {...}}"
-)]
-pub(crate) struct RunArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    #[command(flatten)]
-    pub(crate) context: ContextArgs,
-    #[command(flatten)]
-    pub(crate) engine: EngineArgs,
-    #[command(flatten)]
-    pub(crate) sampling: SamplingArgs,
-
-    /// The prompt. What is piped in comes after it; a pipe that is silent for three seconds is left alone. Without -p, all
-    /// of stdin is the prompt.
-    #[arg(long, short = 'p', value_name = "TEXT")]
-    pub(crate) prompt: Option<String>,
-
-    /// Wait for the end of stdin, however long a pipe is silent.
-    #[arg(long)]
-    pub(crate) stdin: bool,
-
-    /// What the model is told before the prompt.
-    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
-    pub(crate) system: Option<String>,
-
-    /// Continue the prompt as it is, without the chat template.
-    #[arg(long)]
-    pub(crate) raw: bool,
-
-    /// Print one JSON object on one line instead of the text.
-    #[arg(long)]
-    pub(crate) json: bool,
+    /// Colours, and a look for markdown.
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = ColorChoice::Auto)]
+    pub(crate) color: ColorChoice,
 }
 
 /// `taper perplexity`

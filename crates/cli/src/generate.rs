@@ -4,8 +4,9 @@ use crate::load::Loaded;
 use crate::signals;
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
+use std::future::Future;
 use std::time::Duration;
-use taper_engine::{Event, FinishReason, Request, SamplingParams, Timings};
+use taper_engine::{Event, FinishReason, Request, Timings, Usage};
 use taper_text::{ChatMessage, EncodeOptions, RenderContext};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -17,7 +18,8 @@ pub(crate) struct Answer {
     pub(crate) tokens: Vec<u32>,
     /// `None` when it was stopped by Ctrl-C.
     pub(crate) finish_reason: Option<FinishReason>,
-    pub(crate) timings: Option<Timings>,
+    /// What it cost; `None` when it was stopped.
+    pub(crate) usage: Option<Usage>,
 }
 
 /// Where the time went, as `run --json` prints it.
@@ -33,7 +35,7 @@ pub(crate) struct TimingsJson {
 impl Answer {
     /// Seconds and rates. The first token comes out of the prompt's last step, so decoding makes one token less.
     pub(crate) fn timings(&self, prompt_tokens: usize) -> Option<TimingsJson> {
-        let Timings { queue_s, prefill_s, decode_s } = self.timings?;
+        let Timings { queue_s, prefill_s, decode_s } = self.usage?.timings;
         let rate =
             |tokens: usize, seconds: f64| if tokens > 0 && seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
         Some(TimingsJson {
@@ -97,53 +99,70 @@ impl Generator {
         Ok(Generator { runtime })
     }
 
-    /// Generates an answer and hands its text to `show` as it comes. With `stoppable`, Ctrl-C ends the answer and not the
-    /// program.
+    /// Generates an answer and hands its text to `show` as it comes.
     pub(crate) fn generate(
         &self,
         loaded: &Loaded,
-        prompt_tokens: Vec<u32>,
-        sampling: SamplingParams,
-        stoppable: bool,
+        request: Request,
         show: &mut dyn FnMut(&str) -> Result<()>,
     ) -> Result<Answer> {
+        let mut answer = Answer::default();
+        self.runtime.block_on(follow(loaded, request, &mut answer, show))?;
+        Ok(answer)
+    }
+
+    /// The same, but that Ctrl-C ends the answer and not the program.
+    pub(crate) fn generate_stoppable(
+        &self,
+        loaded: &Loaded,
+        request: Request,
+        show: &mut dyn FnMut(&str) -> Result<()>,
+    ) -> Result<Answer> {
+        let mut answer = Answer::default();
+        self.unless_stopped(follow(loaded, request, &mut answer, show))?.transpose()?;
+        Ok(answer)
+    }
+
+    /// What `work` comes to; `None` where Ctrl-C came first.
+    pub(crate) fn unless_stopped<T>(&self, work: impl Future<Output = T>) -> Result<Option<T>> {
         self.runtime.block_on(async {
-            let mut interrupt = if stoppable { Some(fresh(SignalKind::interrupt()).await?) } else { None };
-            let mut events = loaded.engine.submit(Request { prompt_tokens, sampling, ..Request::default() })?;
-            let mut answer = Answer::default();
-            loop {
-                let interrupted = async {
-                    match &mut interrupt {
-                        Some(signal) => signal.recv().await,
-                        None => std::future::pending().await,
-                    }
-                };
-                let event = tokio::select! {
-                    event = events.recv() => event,
-                    // Dropping the stream cancels the request.
-                    _ = interrupted => return Ok(answer),
-                };
-                let (text, tokens) = match event {
-                    Some(Event::Text { text, tokens, .. }) => (text, tokens),
-                    Some(Event::Finished { reason, text, tokens, .. }) => {
-                        answer.finish_reason = Some(reason);
-                        (text, tokens)
-                    }
-                    Some(Event::PromptLogprobs(_) | Event::Embedding(_)) => continue,
-                    Some(Event::Done(usage)) => {
-                        answer.timings = Some(usage.timings);
-                        return Ok(answer);
-                    }
-                    Some(Event::Failed(error)) => return Err(error.into()),
-                    None => return Ok(answer),
-                };
-                answer.tokens.extend(tokens);
-                if !text.is_empty() {
-                    answer.text.push_str(&text);
-                    show(&text)?;
-                }
+            let mut interrupt = fresh(SignalKind::interrupt()).await?;
+            tokio::select! {
+                outcome = work => Ok(Some(outcome)),
+                _ = interrupt.recv() => Ok(None),
             }
         })
+    }
+}
+
+/// Puts what comes out of a request into `answer`. Dropped before its end, it cancels the request.
+async fn follow(
+    loaded: &Loaded,
+    request: Request,
+    answer: &mut Answer,
+    show: &mut dyn FnMut(&str) -> Result<()>,
+) -> Result<()> {
+    let mut events = loaded.engine.submit(request)?;
+    loop {
+        let (text, tokens) = match events.recv().await {
+            Some(Event::Text { text, tokens, .. }) => (text, tokens),
+            Some(Event::Finished { reason, text, tokens, .. }) => {
+                answer.finish_reason = Some(reason);
+                (text, tokens)
+            }
+            Some(Event::PromptLogprobs(_) | Event::Embedding(_)) => continue,
+            Some(Event::Done(usage)) => {
+                answer.usage = Some(usage);
+                return Ok(());
+            }
+            Some(Event::Failed(error)) => return Err(error.into()),
+            None => return Err(anyhow!("the engine ended before the answer did")),
+        };
+        answer.tokens.extend(tokens);
+        if !text.is_empty() {
+            answer.text.push_str(&text);
+            show(&text)?;
+        }
     }
 }
 

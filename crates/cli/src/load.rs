@@ -5,7 +5,6 @@ mod draft;
 use crate::args::{ActivationsKind, BackendKind, ContextArgs, Deterministic, Device, EngineArgs, KvKind, ModelArgs};
 use crate::calibration_file;
 use crate::device::open_gpu;
-use crate::output;
 use crate::progress::Bars;
 use crate::tune_file;
 use anyhow::{Context, Result};
@@ -272,9 +271,4 @@ fn chosen_template(name: &str) -> Result<ChatTemplate> {
         format!("--chat-template {name:?} is neither a file that can be read nor one of {names}")
     })?;
     Ok(ChatTemplate::from_source(name, &source)?)
-}
-
-/// Says which machine computes, once a model is ready.
-pub(crate) fn announce(loaded: &Loaded) {
-    output::status(&format!("{} (context of {} tokens)", loaded.id, loaded.engine.limits().context_len));
 }

@@ -3,19 +3,22 @@
 
 mod args;
 mod calibration_file;
+mod color;
 mod commands;
 mod device;
 mod generate;
 mod listen;
 mod load;
+mod markdown;
 mod output;
+mod parameters;
 mod piped;
 mod progress;
 mod signals;
 mod tune_file;
 
-use args::{Cli, Command};
-use clap::Parser;
+use args::{Cli, Command, RemoteArgs};
+use clap::{CommandFactory, FromArgMatches};
 use std::process::ExitCode;
 
 /// Status of a command that could not compute where it was told to; as for other arguments that cannot be used.
@@ -23,7 +26,8 @@ const DEVICE_UNUSABLE: u8 = 2;
 
 fn main() -> ExitCode {
     taper_kernels::heap::keep_small();
-    let cli = Cli::parse();
+    let matches = Cli::command().get_matches();
+    let cli = RemoteArgs::check(&matches).and_then(|()| Cli::from_arg_matches(&matches)).unwrap_or_else(|error| error.exit());
     output::start_logging(&cli);
     if let Err(error) = device::check(&cli.command) {
         output::failure(&error);
@@ -45,6 +49,8 @@ fn main() -> ExitCode {
         Command::Perplexity(args) => commands::perplexity::run(&args),
         Command::Pull(args) => commands::pull::run(&args),
         Command::List(args) => commands::list::run(&args),
+        Command::Completions(args) => commands::completions::run(&args),
+        Command::Man(args) => commands::man::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

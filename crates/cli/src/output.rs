@@ -28,7 +28,8 @@ pub(crate) fn failure(error: &anyhow::Error) {
     status(&format!("taper: {}", spelled_out(&format!("{error:#}"))));
 }
 
-fn spelled_out(text: &str) -> String {
+/// A text that cannot steer the terminal: control characters but line ends are spelled out.
+pub(crate) fn spelled_out(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for c in text.chars() {
         if c.is_control() && c != '\n' { line.extend(c.escape_default()) } else { line.push(c) }

@@ -58,12 +58,17 @@ pub(crate) fn read_beside_prompt() -> Result<Option<String>> {
 }
 
 fn text_of(input: impl Read) -> Result<String> {
+    text(input, "the prompt on stdin")
+}
+
+/// All of `input`, which is `what`.
+pub(crate) fn text(input: impl Read, what: &str) -> Result<String> {
     let mut bytes = Vec::new();
-    input.take(MAX_BYTES + 1).read_to_end(&mut bytes).context("cannot read the prompt from stdin")?;
+    input.take(MAX_BYTES + 1).read_to_end(&mut bytes).with_context(|| format!("cannot read {what}"))?;
     if bytes.len() as u64 > MAX_BYTES {
-        bail!("the prompt on stdin is longer than {} MiB", MAX_BYTES >> 20);
+        bail!("{what} is longer than {} MiB", MAX_BYTES >> 20);
     }
-    String::from_utf8(bytes).context("the prompt on stdin is not UTF-8")
+    String::from_utf8(bytes).with_context(|| format!("{what} is not UTF-8"))
 }
 
 #[cfg(test)]

@@ -55,6 +55,8 @@ impl Command {
     pub(crate) fn device(&self) -> Option<Device> {
         let DeviceArgs { device } = match self {
             Command::Serve(args) => args.model.device,
+            // With a server nothing is computed here.
+            Command::Chat(args) if args.remote.url.is_some() => return None,
             Command::Chat(args) => args.model.device,
             Command::Run(args) => args.model.device,
             Command::Bench(args) => match &args.what {
@@ -70,7 +72,9 @@ impl Command {
             Command::Tune(args) => args.device,
             Command::Calibrate(args) => args.device,
             Command::Perplexity(args) => args.model.device,
-            Command::Doctor(_) | Command::Pull(_) | Command::List(_) => return None,
+            Command::Doctor(_) | Command::Pull(_) | Command::List(_) | Command::Completions(_) | Command::Man(_) => {
+                return None;
+            }
         };
         Some(device)
     }

@@ -1,18 +1,25 @@
-//! `taper doctor`: what this machine has, what is made of it, and where things are.
+//! `taper doctor`: what this machine has, what is made of it, where things are, and what could be better.
 
+mod advice;
 mod gpu;
+mod system;
+
+use advice::{Advice, Findings};
 
 use crate::args::DoctorArgs;
 use crate::commands::{bench, list};
 use crate::output;
+use crate::tune_file::{Subject, TuneFile};
 use anyhow::Result;
 use gpu::Gpu;
-use indicatif::BinaryBytes;
+use indicatif::{BinaryBytes, DecimalBytes};
 use serde::Serialize;
 use std::env::consts::ARCH;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use system::System;
+use taper_bench::tune::Cell;
 use taper_bench::{Machine, Record, Run, Setup};
-use taper_hub::Hub;
+use taper_hub::{Hub, LocalModel};
 use taper_kernels::cpu::cores::Cores;
 use taper_kernels::cpu::isa::Isa;
 use taper_kernels::cpu::operations;
@@ -53,12 +60,15 @@ struct Diagnosis {
     version: &'static str,
     commit: &'static str,
     machine: Machine,
+    system: System,
     /// Of [`features`], those that the processor has.
     features: Vec<&'static str>,
     isa: &'static str,
     isas_available: Vec<&'static str>,
     /// Sets that the processor has and the system does not let this process use.
     isas_refused: Vec<Refusal>,
+    /// Whether AMX can be used: `none` (the processor has no tiles), `permitted` or `refused`.
+    amx: &'static str,
     threads: usize,
     /// What `threads` is unless it is chosen, and why.
     default_threads: DefaultThreads,
@@ -68,8 +78,26 @@ struct Diagnosis {
     /// Streams per thread that reached it.
     read_bandwidth_streams: Option<u64>,
     operations: Vec<OperationJson>,
+    tuning: TuningJson,
     gpu: Gpu,
     paths: Paths,
+    /// What could be better.
+    advice: Vec<Advice>,
+}
+
+/// What chooses among kernels for a product.
+#[derive(Debug, Serialize)]
+struct TuningJson {
+    /// Where measurements are, or would be.
+    file: PathBuf,
+    /// Shapes, types and numbers of rows that were measured; without any, built-in rules choose.
+    measured: usize,
+    /// Of those, the ones where measurements chose another kernel than the rule would.
+    differing: usize,
+    /// The command that measures.
+    command: String,
+    /// Why the file cannot be used, if it is so.
+    problem: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -110,8 +138,8 @@ struct Paths {
     taper_cache: PathBuf,
     hub_cache: PathBuf,
     ollama_models: Option<PathBuf>,
-    /// Model files that are here.
-    models: Vec<PathBuf>,
+    /// Models that are here.
+    models: Vec<LocalModel>,
 }
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
@@ -129,20 +157,40 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
 }
 
 fn diagnose(info: &BackendInfo, bandwidth_bytes: usize) -> Result<Diagnosis> {
+    // Before anything is measured: a measurement is a load.
+    let system = System::read(Path::new("/"));
     let setup = bench::setup(info, bandwidth_bytes);
     let machine = Machine::read();
     let hub = Hub::from_env()?;
     let config = hub.config();
     let bandwidth = bandwidth(setup.clone())?;
     let operations = operations(bench::isa_of(info));
+    let features: Vec<_> = features(ARCH).iter().map(|(flag, _)| *flag).filter(|flag| machine.has(flag)).collect();
+    let (isas_refused, tuning, gpu, models) = (refusals(), tuning(info)?, Gpu::read(), hub.list());
+    let advice = advice::advise(&Findings {
+        system: system.clone(),
+        threads: info.threads,
+        untuned: (tuning.measured == 0).then_some(tuning.command.as_str()),
+        memory_available_bytes: machine.memory_available_bytes,
+        models: models.iter().map(|model| (model.title.as_str(), model.bytes)).collect(),
+        refused: isas_refused.iter().map(|refusal| (refusal.isa, refusal.reason)).collect(),
+        gpu: gpu.usable(),
+        gpu_without_kernels: gpu.lacks_kernels(),
+    });
     Ok(Diagnosis {
         version: env!("CARGO_PKG_VERSION"),
         commit: setup.commit,
-        features: features(ARCH).iter().map(|(flag, _)| *flag).filter(|flag| machine.has(flag)).collect(),
+        amx: match (machine.has("amx_int8"), Isa::available().contains(&Isa::Amx)) {
+            (_, true) => "permitted",
+            (true, false) => "refused",
+            (false, false) => "none",
+        },
+        features,
         machine,
+        system,
         isa: info.isa,
         isas_available: Isa::available().into_iter().map(Isa::name).collect(),
-        isas_refused: refusals(),
+        isas_refused,
         threads: info.threads,
         default_threads: Cores::of_this_machine().into(),
         numerics_class: info.numerics_class,
@@ -152,14 +200,29 @@ fn diagnose(info: &BackendInfo, bandwidth_bytes: usize) -> Result<Diagnosis> {
             .into_iter()
             .map(|operation| OperationJson { operation: operation.name, kernel: operation.kernel })
             .collect(),
-        gpu: Gpu::read(),
+        tuning,
+        gpu,
         paths: Paths {
             taper_cache: config.taper_cache.clone(),
             hub_cache: config.hf_cache.clone(),
             ollama_models: config.ollama_models.clone(),
-            models: hub.list().into_iter().map(|model| model.path).collect(),
+            models,
         },
+        advice,
     })
+}
+
+/// What `taper tune` found for this processor.
+fn tuning(info: &BackendInfo) -> Result<TuningJson> {
+    let of = Subject::of_cpu(info);
+    let file = of.path()?;
+    let (read, problem) = match TuneFile::read(&file, &of) {
+        Ok(read) => (read, None),
+        Err(error) => (None, Some(format!("{error:#}"))),
+    };
+    let cells: Vec<Cell> = read.map(|read| read.cells()).unwrap_or_default();
+    let differing = cells.iter().filter(|cell| cell.choice() != cell.costs[0].0).count();
+    Ok(TuningJson { file, measured: cells.len(), differing, command: of.command, problem })
 }
 
 fn refusals() -> Vec<Refusal> {
@@ -196,6 +259,7 @@ fn print(diagnosis: &Diagnosis) -> Result<()> {
     if let (Some(total), Some(available)) = (machine.memory_bytes, machine.memory_available_bytes) {
         facts.push(("memory", format!("{}, {} available", BinaryBytes(total), BinaryBytes(available))));
     }
+    facts.extend(diagnosis.system.facts());
     let bandwidth = diagnosis.read_bandwidth.zip(diagnosis.read_bandwidth_streams);
     facts.push((
         "read bandwidth",
@@ -208,6 +272,9 @@ fn print(diagnosis: &Diagnosis) -> Result<()> {
     ));
     for Refusal { isa, reason } in &diagnosis.isas_refused {
         facts.push(("", format!("not {isa}: {reason}")));
+    }
+    if diagnosis.amx == "permitted" {
+        facts.push(("", "AMX tiles are permitted".into()));
     }
     let DefaultThreads { threads, why, .. } = &diagnosis.default_threads;
     let by_default = format!("{threads} {why}");
@@ -222,14 +289,25 @@ fn print(diagnosis: &Diagnosis) -> Result<()> {
     for OperationJson { operation, kernel } in &diagnosis.operations {
         facts.push(("", format!("{operation:<32} {kernel}")));
     }
+    let TuningJson { file, measured, differing, command, problem } = &diagnosis.tuning;
+    let rules = format!("by built-in rules: nothing was measured; `{command}` does");
+    facts.push((
+        "choice of kernels",
+        match (problem, measured) {
+            (Some(problem), _) => format!("by built-in rules: {problem}"),
+            (None, 0) => rules,
+            (None, _) => format!("by {measured} measurements in {}, {differing} of them against the rule", file.display()),
+        },
+    ));
     facts.extend(gpu.facts());
     facts.push(("cache of models", paths.taper_cache.display().to_string()));
     facts.push(("cache of the hub", paths.hub_cache.display().to_string()));
     if let Some(ollama) = &paths.ollama_models {
         facts.push(("Ollama's models", ollama.display().to_string()));
     }
-    for (index, path) in paths.models.iter().enumerate() {
-        facts.push((if index == 0 { "models here" } else { "" }, path.display().to_string()));
+    for (index, model) in paths.models.iter().enumerate() {
+        let line = format!("{}, {}, {}", model.title, DecimalBytes(model.bytes), model.path.display());
+        facts.push((if index == 0 { "models here" } else { "" }, line));
     }
     if paths.models.is_empty() {
         facts.push(("models here", "none; `taper pull` fetches the default one".into()));
@@ -239,6 +317,13 @@ fn print(diagnosis: &Diagnosis) -> Result<()> {
         table.add_row([name, &value]);
     }
     output::line(&table.trim_fmt())?;
+    output::line("\nwhat could be better:")?;
+    for Advice { what, then } in &diagnosis.advice {
+        output::line(&format!("- {what}: {then}"))?;
+    }
+    if diagnosis.advice.is_empty() {
+        output::line("- nothing that this command knows of")?;
+    }
     Ok(())
 }
 

@@ -3,8 +3,10 @@
 pub(crate) mod bench;
 pub(crate) mod calibrate;
 pub(crate) mod chat;
+pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod list;
+pub(crate) mod man;
 pub(crate) mod perplexity;
 pub(crate) mod pull;
 pub(crate) mod run;

@@ -1,32 +1,51 @@
 //! `taper run`: one prompt, one answer.
 
-use crate::args::RunArgs;
+use crate::args::{ColorChoice, FormArgs, RunArgs};
 use crate::generate::{self, Generator, TimingsJson};
-use crate::{load, output, piped};
-use anyhow::{Result, bail};
+use crate::load::{self, Loaded};
+use crate::markdown::Renderer;
+use crate::{color, output, piped};
+use anyhow::{Context, Result, bail};
 use serde::Serialize;
-use taper_engine::FinishReason;
-use taper_text::ChatMessage;
+use serde_json::Value;
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+use taper_engine::{FinishReason, Request, Usage};
+use taper_text::{ChatMessage, Grammar, GrammarCompiler, GrammarSpec};
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
 struct RunJson<'a> {
+    model: &'a str,
     prompt_tokens: &'a [u32],
     tokens: &'a [u32],
     text: &'a str,
     finish_reason: Option<&'static str>,
+    usage: Option<UsageJson>,
     timings: Option<TimingsJson>,
 }
 
+/// Counts, under the names of the API.
+#[derive(Debug, Serialize)]
+struct UsageJson {
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    total_tokens: usize,
+    cached_tokens: usize,
+}
+
+impl From<Usage> for UsageJson {
+    fn from(usage: Usage) -> UsageJson {
+        let Usage { prompt_tokens, cached_tokens, completion_tokens, .. } = usage;
+        UsageJson { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens, cached_tokens }
+    }
+}
+
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
-    let sampling = args.sampling.params()?;
-    let prompt = match &args.prompt {
-        Some(prompt) => {
-            let more = if args.stdin { Some(piped::read()?) } else { piped::read_beside_prompt()? };
-            more.map_or_else(|| prompt.clone(), |more| [prompt, more.as_str()].join("\n"))
-        }
-        None => piped::read()?,
-    };
+    let sampling = args.sampling.parameters().sampling()?;
+    let form = form(&args.form)?;
+    let prompt = prompt(args)?;
     let prompt = prompt.trim_end_matches('\n');
     if prompt.is_empty() {
         bail!("the prompt is empty: give one with -p TEXT, or pipe one in");
@@ -39,14 +58,20 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         let messages: Vec<ChatMessage> = system.chain([ChatMessage::new("user", prompt)]).collect();
         generate::chat_tokens(&loaded, &messages)?
     };
-    let mut show = |text: &str| if args.json { Ok(()) } else { output::print(text) };
-    let answer = Generator::new()?.generate(&loaded, tokens.clone(), sampling, false, &mut show)?;
+    let grammar = form.map(|form| grammar(&form, &loaded, &tokens)).transpose()?;
+    // As the model wrote it, but that it cannot steer a terminal.
+    let mut renderer = Renderer::new(color::of_stdout(ColorChoice::Never));
+    let mut show = |text: &str| if args.json { Ok(()) } else { output::print(&renderer.push(text)) };
+    let request = Request { prompt_tokens: tokens.clone(), sampling, grammar, ..Request::default() };
+    let answer = Generator::new()?.generate(&loaded, request, &mut show)?;
     if args.json {
         let json = RunJson {
+            model: &loaded.id,
             prompt_tokens: &tokens,
             tokens: &answer.tokens,
             text: &answer.text,
             finish_reason: answer.finish_reason.map(FinishReason::as_str),
+            usage: answer.usage.map(UsageJson::from),
             timings: answer.timings(tokens.len()),
         };
         output::line(&serde_json::to_string(&json)?)?;
@@ -55,4 +80,98 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     }
     output::status(&format!("[{}]", answer.summary(tokens.len())));
     Ok(())
+}
+
+/// What was typed, then the files, then what is piped in.
+fn prompt(args: &RunArgs) -> Result<String> {
+    let mut parts: Vec<String> = args.prompt.iter().cloned().collect();
+    for path in &args.files {
+        parts.push(read(path)?);
+    }
+    if parts.is_empty() || args.stdin {
+        parts.push(piped::read()?);
+    } else {
+        parts.extend(piped::read_beside_prompt()?);
+    }
+    // A file's last line end is not an empty line before the next part.
+    let last = parts.len() - 1;
+    let parts = parts.iter().enumerate().map(|(index, part)| match part.strip_suffix('\n') {
+        Some(part) if index < last => part,
+        _ => part.as_str(),
+    });
+    Ok(parts.collect::<Vec<_>>().join("\n"))
+}
+
+fn read(path: &Path) -> Result<String> {
+    let name = path.display().to_string();
+    let file = File::open(path).with_context(|| format!("cannot read {name}"))?;
+    piped::text(file, &name)
+}
+
+/// The form that was asked for, as far as it can be known before there is a model.
+fn form(args: &FormArgs) -> Result<Option<GrammarSpec>> {
+    if let Some(schema) = &args.json_schema {
+        return self::schema(schema).map(GrammarSpec::JsonSchema).map(Some);
+    }
+    if let Some(regex) = &args.regex {
+        return Ok(Some(GrammarSpec::Regex(regex.clone())));
+    }
+    if args.choices.iter().any(String::is_empty) {
+        bail!("--choice: an empty text is no answer");
+    }
+    Ok((!args.choices.is_empty()).then(|| GrammarSpec::Choice(args.choices.clone())))
+}
+
+/// A schema as it is typed, or out of a file.
+fn schema(text: &str) -> Result<Value> {
+    let is_schema = |value: &Value| value.is_object() || value.is_boolean();
+    let typed = serde_json::from_str(text);
+    let (schema, from) = match typed {
+        Ok(schema) => (schema, "what was given".to_owned()),
+        Err(error) if text.trim_start().starts_with('{') => {
+            return Err(error).context("--json-schema: what was given is not JSON");
+        }
+        Err(_) => {
+            let file = read(Path::new(text)).context("--json-schema is neither JSON nor a file that can be read")?;
+            let schema = serde_json::from_str(&file).with_context(|| format!("--json-schema: {text} is not JSON"))?;
+            (schema, text.to_owned())
+        }
+    };
+    if !is_schema(&schema) {
+        bail!("--json-schema: {from} is not a JSON schema, which is an object, true or false");
+    }
+    Ok(schema)
+}
+
+fn grammar(form: &GrammarSpec, loaded: &Loaded, prompt: &[u32]) -> Result<Grammar> {
+    let flag = match form {
+        GrammarSpec::Regex(_) => "--regex",
+        GrammarSpec::Choice(_) => "--choice",
+        _ => "--json-schema",
+    };
+    GrammarCompiler::new(Arc::clone(&loaded.tokenizer)).compile(form, prompt).context(flag)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_schema_is_typed_or_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("schema.json");
+        let file = path.to_str().unwrap();
+        std::fs::write(&path, r#"{"type":"integer"}"#).unwrap();
+        assert_eq!(schema(file).unwrap(), schema(r#"{"type":"integer"}"#).unwrap());
+        std::fs::write(&path, "[1]").unwrap();
+        for (text, words) in [
+            (file, "is not a JSON schema"),
+            ("{", "not JSON"),
+            ("7", "is not a JSON schema"),
+            ("/no/such/file", "neither JSON nor a file"),
+        ] {
+            let refused = format!("{:#}", schema(text).unwrap_err());
+            assert!(refused.contains("--json-schema") && refused.contains(words), "{text}: {refused}");
+        }
+    }
 }

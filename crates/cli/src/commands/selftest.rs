@@ -5,16 +5,19 @@ use crate::commands::list;
 use crate::device::open_gpu;
 use crate::output;
 use anyhow::{Result, bail};
+use std::time::Instant;
 use taper_kernels::cpu::isa::Isa;
 use taper_kernels::cuda::Device as _;
 use taper_kernels::selftest::{self, Check};
 use taper_kernels::{Activations, Backend, BackendInfo, Cpu, CpuConfig};
 
 pub(crate) fn run(args: &SelftestArgs) -> Result<()> {
+    let begun = Instant::now();
     let failed = match args.device.device {
         Device::Cuda(index) => on_gpu(args, index)?,
         Device::Auto | Device::Cpu => on_processor(args)?,
     };
+    output::status(&format!("[{:.1} s]", begun.elapsed().as_secs_f64()));
     if failed > 0 {
         bail!(
             "{failed} checks failed: this machine's answers cannot be trusted; --isa and --device choose other kernels"

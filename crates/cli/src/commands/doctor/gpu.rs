@@ -55,6 +55,20 @@ impl Gpu {
         }
     }
 
+    /// The name of one that can compute with the kernels that are there.
+    pub(super) fn usable(&self) -> Option<&str> {
+        let names = self.devices.iter().filter_map(|device| match device {
+            Device::Usable { name, .. } => Some(name.as_str()),
+            Device::Unusable { .. } => None,
+        });
+        names.take(1).find(|_| self.in_this_build)
+    }
+
+    /// Whether one could compute if there were kernels.
+    pub(super) fn lacks_kernels(&self) -> bool {
+        !self.in_this_build && self.devices.iter().any(|device| matches!(device, Device::Usable { .. }))
+    }
+
     /// Lines of a table.
     pub(super) fn facts(&self) -> Vec<(&'static str, String)> {
         let found = self.devices.iter().map(ToString::to_string).chain(self.problem.clone());

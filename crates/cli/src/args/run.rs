@@ -1,0 +1,66 @@
+//! `taper run` on the command line.
+
+use super::{ContextArgs, EngineArgs, ModelArgs, SamplingArgs};
+use clap::Args;
+use std::path::PathBuf;
+
+/// `taper run`
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The answer goes to stdout, everything else to stderr. With --json stdout is one line:\n{\"model\": ..., \"prompt_tokens\": [ids], \"tokens\": [ids], \"text\": ..., \"finish_reason\": ..., \"usage\": {...}, \"timings\": {...}}"
+)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) context: ContextArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+
+    /// The prompt. Files come after it, then what is piped in; a pipe that is silent for three seconds is left alone. Without -p
+    /// and --file, all of stdin is the prompt.
+    #[arg(long, short = 'p', value_name = "TEXT")]
+    pub(crate) prompt: Option<String>,
+
+    /// A file with more of the prompt; may be given several times.
+    #[arg(long = "file", short = 'f', value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+
+    /// Wait for the end of stdin, however long a pipe is silent.
+    #[arg(long)]
+    pub(crate) stdin: bool,
+
+    /// What the model is told before the prompt.
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    pub(crate) system: Option<String>,
+
+    /// Continue the prompt as it is, without the chat template.
+    #[arg(long)]
+    pub(crate) raw: bool,
+
+    #[command(flatten)]
+    pub(crate) form: FormArgs,
+
+    /// Print one JSON object on one line instead of the text.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The form that the answer must have.
+#[derive(Debug, Clone, Args)]
+#[group(multiple = false)]
+pub(crate) struct FormArgs {
+    /// Answer with JSON that this schema allows: the schema itself, or a file with it.
+    #[arg(long, value_name = "FILE|JSON")]
+    pub(crate) json_schema: Option<String>,
+
+    /// Answer with a text that this regular expression matches from end to end.
+    #[arg(long, value_name = "REGEX")]
+    pub(crate) regex: Option<String>,
+
+    /// Answer with this text, or another that is given so.
+    #[arg(long = "choice", value_name = "TEXT")]
+    pub(crate) choices: Vec<String>,
+}

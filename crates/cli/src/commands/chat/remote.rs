@@ -1,0 +1,419 @@
+//! A server with OpenAI's interface as the one who answers.
+//!
+//! The answer is streamed by a thread of its own, since the client blocks; Ctrl-C shuts its connection down, which ends the answer
+//! on the server too.
+
+use super::talker::{Cost, End, Reply, Talker};
+use crate::generate::Generator;
+use crate::parameters::Parameters;
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read};
+use std::time::{Duration, Instant};
+use taper_text::ChatMessage;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use ureq::http::{Response, Uri};
+use ureq::{Agent, Body};
+
+/// How long a server may take to accept a connection. What comes after it may take as long as a model computes.
+const CONNECT_LIMIT: Duration = Duration::from_secs(15);
+/// How long it may take to say which models it has.
+const MODELS_LIMIT: Duration = Duration::from_secs(30);
+/// Longest line of a stream, and of an error's body: a server that sends more is none.
+const MAX_LINE_BYTES: u64 = 16 << 20;
+const MAX_ERROR_BYTES: u64 = 64 << 10;
+
+/// Where a server is, and what it asks to know.
+#[derive(Debug, Clone)]
+pub(super) struct Server {
+    /// Up to and with the version: `http://host:port/v1`.
+    base: String,
+    key: Option<String>,
+}
+
+impl Server {
+    /// From what was typed: an address, with or without a path.
+    ///
+    /// # Errors
+    /// When it is not one.
+    pub(super) fn new(url: &str, key: Option<String>) -> Result<Server> {
+        let expected = "expected an address such as http://localhost:8080 or https://api.example.com/v1";
+        let uri: Uri = url.parse().map_err(|error| anyhow!("--url {url:?}: {error}; {expected}"))?;
+        if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.host().is_none_or(str::is_empty) {
+            bail!("--url {url:?}: {expected}");
+        }
+        if uri.query().is_some() {
+            bail!("--url {url:?} has a query; {expected}");
+        }
+        let base = url.trim_end_matches('/');
+        let base = base.strip_suffix("/chat/completions").unwrap_or(base);
+        let base = if uri.path().trim_matches('/').is_empty() { format!("{base}/v1") } else { base.to_owned() };
+        if key.as_ref().is_some_and(|key| key.contains(|c: char| c.is_control() || !c.is_ascii())) {
+            bail!("the API key has characters that a header cannot hold");
+        }
+        Ok(Server { base, key })
+    }
+
+    fn authorization(&self) -> Option<String> {
+        self.key.as_ref().map(|key| format!("Bearer {key}"))
+    }
+
+    /// The names of its models.
+    fn models(&self, agent: &Agent) -> Result<Vec<String>> {
+        let mut request = agent.get(format!("{}/models", self.base)).config().timeout_global(Some(MODELS_LIMIT)).build();
+        if let Some(authorization) = self.authorization() {
+            request = request.header("Authorization", authorization);
+        }
+        let response = request.call().map_err(|error| self.unreachable(&error))?;
+        let text = read_limited(succeeded(response)?.into_body(), MAX_LINE_BYTES)?;
+        let list: Value = serde_json::from_str(&text).context("the list of models is not JSON")?;
+        let names = list["data"].as_array().context("the list of models has no `data`")?;
+        Ok(names.iter().filter_map(|model| model["id"].as_str().map(str::to_owned)).collect())
+    }
+
+    /// Asks for an answer.
+    fn ask(&self, agent: &Agent, body: &Value) -> Result<Body> {
+        let mut request = agent.post(format!("{}/chat/completions", self.base)).header("Accept", "text/event-stream");
+        if let Some(authorization) = self.authorization() {
+            request = request.header("Authorization", authorization);
+        }
+        let response = request.send_json(body).map_err(|error| self.unreachable(&error))?;
+        Ok(succeeded(response)?.into_body())
+    }
+
+    fn unreachable(&self, error: &ureq::Error) -> anyhow::Error {
+        anyhow!("cannot reach {}: {error}", self.base)
+    }
+}
+
+/// An answer that is no error; an error with the server's own words.
+fn succeeded(response: Response<Body>) -> Result<Response<Body>> {
+    let status = response.status();
+    if status.is_success() {
+        return Ok(response);
+    }
+    let text = read_limited(response.into_body(), MAX_ERROR_BYTES).unwrap_or_default();
+    let json: Value = serde_json::from_str(&text).unwrap_or_default();
+    let message = message_of(&json).unwrap_or_else(|| text.trim().chars().take(500).collect());
+    let hint = match status.as_u16() {
+        401 | 403 => " (--api-key, TAPER_API_KEY or OPENAI_API_KEY gives a key)",
+        _ => "",
+    };
+    if message.is_empty() {
+        bail!("the server answered {status}{hint}");
+    }
+    bail!("the server answered {status}: {message}{hint}")
+}
+
+/// The words of an error, as OpenAI, vLLM and others wrap them.
+fn message_of(json: &Value) -> Option<String> {
+    let error = json.get("error").unwrap_or(json);
+    let text = error.as_str().or_else(|| error["message"].as_str()).or_else(|| error["detail"].as_str());
+    text.map(str::to_owned)
+}
+
+fn read_limited(body: Body, limit: u64) -> Result<String> {
+    let mut bytes = Vec::new();
+    body.into_reader().take(limit).read_to_end(&mut bytes).context("the connection broke")?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// What the thread tells the chat.
+#[derive(Debug, PartialEq)]
+enum Piece {
+    Text(String),
+    Finish(String),
+    Usage(Value),
+}
+
+/// The chat's side of a server.
+pub(super) struct Remote {
+    server: Server,
+    model: String,
+    agent: Agent,
+    generator: Generator,
+}
+
+impl Remote {
+    /// Asks the server for its model, unless one is named.
+    ///
+    /// # Errors
+    /// When the server cannot be reached, or has several.
+    pub(super) fn connect(server: Server, model: Option<String>) -> Result<Remote> {
+        let agent = agent();
+        let model = match model {
+            Some(model) => model,
+            None => only(server.models(&agent).context("cannot ask for the model; --model-name names one")?)?,
+        };
+        Ok(Remote { server, model, agent, generator: Generator::new()? })
+    }
+}
+
+fn only(mut models: Vec<String>) -> Result<String> {
+    match models.len() {
+        0 => bail!("the server names no model; --model-name names one"),
+        1 => Ok(models.remove(0)),
+        number => {
+            let more = if number > 10 { ", ..." } else { "" };
+            bail!("the server has {number} models; --model-name chooses one of {}{more}", models[..number.min(10)].join(", "))
+        }
+    }
+}
+
+fn agent() -> Agent {
+    let config = Agent::config_builder().http_status_as_error(false).timeout_connect(Some(CONNECT_LIMIT));
+    config.user_agent(concat!("taper/", env!("CARGO_PKG_VERSION"))).build().into()
+}
+
+impl Talker for Remote {
+    fn model(&self) -> &str {
+        &self.model
+    }
+
+    fn place(&self) -> String {
+        format!("at {}", self.server.base)
+    }
+
+    fn answer(
+        &mut self,
+        prompt: &[ChatMessage],
+        parameters: &Parameters,
+        show: &mut dyn FnMut(&str) -> Result<()>,
+    ) -> Result<Reply> {
+        let body = body(&self.model, prompt, parameters)?;
+        let (sender, mut pieces) = unbounded_channel();
+        let (server, agent) = (self.server.clone(), self.agent.clone());
+        let thread = std::thread::Builder::new().name("taper-remote".to_owned());
+        let thread = thread.spawn(move || stream(&server, &agent, &body, &sender)).context("cannot start a thread")?;
+        let mut answer = Answer::new();
+        let ended = self.generator.unless_stopped(answer.follow(&mut pieces, show));
+        if matches!(ended, Ok(Some(Ok(())))) {
+            // The thread has dropped its sender: it is at its end.
+            let outcome = thread.join().unwrap_or_else(|_| Err(anyhow!("reading the answer crashed")));
+            return answer.ended(outcome);
+        }
+        // Stopped, or nobody reads: what the server still computes is for nobody. A new agent, since this one ends.
+        std::mem::replace(&mut self.agent, agent()).shutdown();
+        match ended? {
+            Some(outcome) => outcome.map(|()| answer.stopped()),
+            None => Ok(answer.stopped()),
+        }
+    }
+}
+
+/// The request. Only what somebody asked for is in it: not every server knows every parameter.
+fn body(model: &str, prompt: &[ChatMessage], parameters: &Parameters) -> Result<Value> {
+    let mut body = json!({
+        "model": model,
+        "messages": prompt,
+        "stream": true,
+        "stream_options": { "include_usage": true },
+    });
+    if let (Value::Object(body), Value::Object(parameters)) = (&mut body, serde_json::to_value(parameters)?) {
+        body.extend(parameters);
+    }
+    Ok(body)
+}
+
+/// Asks, and passes on what comes until the end, or until nobody listens. Runs on a thread of its own.
+fn stream(server: &Server, agent: &Agent, body: &Value, sender: &UnboundedSender<Piece>) -> Result<()> {
+    let mut reader = BufReader::new(server.ask(agent, body)?.into_reader());
+    let mut is_finished = false;
+    loop {
+        let Some(line) = read_line(&mut reader)? else {
+            // Some servers end with the last piece and no more.
+            return if is_finished { Ok(()) } else { Err(anyhow!("the server ended the stream early")) };
+        };
+        let Some(data) = line.strip_prefix("data:").map(str::trim) else { continue };
+        if data == "[DONE]" {
+            return Ok(());
+        }
+        for piece in pieces(data)? {
+            is_finished |= matches!(piece, Piece::Finish(_));
+            if sender.send(piece).is_err() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// A line without its end; `None` at the end of the stream.
+fn read_line(reader: &mut impl BufRead) -> Result<Option<String>> {
+    let mut bytes = Vec::new();
+    reader.take(MAX_LINE_BYTES).read_until(b'\n', &mut bytes).context("the connection broke")?;
+    if bytes.len() as u64 == MAX_LINE_BYTES {
+        bail!("the server sent a line of more than {} MiB", MAX_LINE_BYTES >> 20);
+    }
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let line = String::from_utf8(bytes).context("the server's stream is not UTF-8")?;
+    Ok(Some(line.trim_end_matches(['\n', '\r']).to_owned()))
+}
+
+/// What an event of the stream says.
+fn pieces(data: &str) -> Result<Vec<Piece>> {
+    let event: Value = serde_json::from_str(data).context("the server sent an event that is not JSON")?;
+    if event.get("error").is_some_and(|error| !error.is_null()) {
+        bail!("the server failed: {}", message_of(&event).unwrap_or_else(|| event["error"].to_string()));
+    }
+    let choice = &event["choices"][0];
+    let text = choice["delta"]["content"].as_str().filter(|text| !text.is_empty());
+    let finish = choice["finish_reason"].as_str();
+    let usage = Some(&event["usage"]).filter(|usage| usage.is_object());
+    Ok([
+        text.map(|text| Piece::Text(text.to_owned())),
+        finish.map(|reason| Piece::Finish(reason.to_owned())),
+        usage.map(|usage| Piece::Usage(usage.clone())),
+    ]
+    .into_iter()
+    .flatten()
+    .collect())
+}
+
+/// An answer as it comes.
+struct Answer {
+    begun: Instant,
+    first: Option<Instant>,
+    last: Option<Instant>,
+    num_pieces: usize,
+    text: String,
+    finish_reason: Option<String>,
+    usage: Value,
+}
+
+impl Answer {
+    fn new() -> Answer {
+        Answer {
+            begun: Instant::now(),
+            first: None,
+            last: None,
+            num_pieces: 0,
+            text: String::new(),
+            finish_reason: None,
+            usage: Value::Null,
+        }
+    }
+
+    async fn follow(
+        &mut self,
+        pieces: &mut UnboundedReceiver<Piece>,
+        show: &mut dyn FnMut(&str) -> Result<()>,
+    ) -> Result<()> {
+        while let Some(piece) = pieces.recv().await {
+            match piece {
+                Piece::Text(text) => {
+                    let now = Instant::now();
+                    self.first.get_or_insert(now);
+                    self.last = Some(now);
+                    self.num_pieces += 1;
+                    self.text.push_str(&text);
+                    show(&text)?;
+                }
+                Piece::Finish(reason) => self.finish_reason = Some(reason),
+                Piece::Usage(usage) => self.usage = usage,
+            }
+        }
+        Ok(())
+    }
+
+    fn stopped(self) -> Reply {
+        Reply { end: End::Stopped, cost: self.cost(), text: self.text }
+    }
+
+    /// What the end of the stream makes of it. What came before an error was said, and is kept.
+    fn ended(self, outcome: Result<()>) -> Result<Reply> {
+        let end = match (outcome, self.finish_reason.as_deref()) {
+            (Err(error), _) if self.text.is_empty() => return Err(error),
+            (Err(error), _) => End::Other(format!("{error:#}")),
+            (Ok(()), Some("stop") | None) => End::Complete,
+            (Ok(()), Some("length")) => End::Limit,
+            (Ok(()), Some(other)) => End::Other(format!("ended by {other}")),
+        };
+        Ok(Reply { end, cost: self.cost(), text: self.text })
+    }
+
+    /// Tokens as the server counts them, else the pieces of text; times by the clock of this machine.
+    fn cost(&self) -> Cost {
+        let count = |pointer: &str| self.usage.pointer(pointer).and_then(Value::as_u64).map(|count| count as usize);
+        Cost {
+            tokens: count("/completion_tokens").unwrap_or(self.num_pieces),
+            prompt_tokens: count("/prompt_tokens"),
+            cached_tokens: count("/prompt_tokens_details/cached_tokens"),
+            first_token_s: self.first.map(|first| first.duration_since(self.begun).as_secs_f64()),
+            decode_s: self.first.zip(self.last).map(|(first, last)| last.duration_since(first).as_secs_f64()),
+            right_guesses: count("/completion_tokens_details/accepted_prediction_tokens"),
+            guesses: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_may_have_a_path_or_none() {
+        for (url, base) in [
+            ("http://localhost:8080", "http://localhost:8080/v1"),
+            ("http://localhost:8080/", "http://localhost:8080/v1"),
+            ("https://api.openai.com/v1", "https://api.openai.com/v1"),
+            ("https://host/openai/v2/", "https://host/openai/v2"),
+            ("http://host/v1/chat/completions", "http://host/v1"),
+            ("http://[::1]:80", "http://[::1]:80/v1"),
+        ] {
+            assert_eq!(Server::new(url, None).unwrap().base, base, "{url}");
+        }
+        for url in ["localhost:8080", "ftp://host", "", "http://", "/v1", "http://host/?a=b", "a b"] {
+            let refused = Server::new(url, None).unwrap_err().to_string();
+            assert!(refused.contains("--url") && refused.contains("http://localhost:8080"), "{url}: {refused}");
+        }
+        assert!(Server::new("http://host", Some("a\nb".into())).is_err());
+    }
+
+    #[test]
+    fn the_request_has_what_was_asked_for_and_no_more() {
+        let mut parameters = Parameters::default();
+        parameters.set("max_tokens", "7").unwrap();
+        let body = body("m", &[ChatMessage::new("user", "hi")], &parameters).unwrap();
+        let keys: Vec<&String> = body.as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["model", "messages", "stream", "stream_options", "max_tokens"]);
+    }
+
+    #[test]
+    fn events_are_text_ends_usage_or_errors() {
+        let text = r#"{"choices":[{"delta":{"content":"hi"},"finish_reason":"stop"}],"usage":null}"#;
+        assert_eq!(pieces(text).unwrap(), [Piece::Text("hi".into()), Piece::Finish("stop".into())]);
+        assert_eq!(pieces(r#"{"choices":[{"delta":{"role":"assistant"}}]}"#).unwrap(), []);
+        assert_eq!(pieces(r#"{"choices":[],"usage":{"a":1}}"#).unwrap(), [Piece::Usage(json!({ "a": 1 }))]);
+        for (event, words) in [
+            (r#"{"error":{"message":"out of memory"}}"#, "out of memory"),
+            (r#"{"error":"busy"}"#, "busy"),
+            ("nonsense", "not JSON"),
+        ] {
+            assert!(format!("{:#}", pieces(event).unwrap_err()).contains(words), "{event}");
+        }
+    }
+
+    #[test]
+    fn errors_are_found_wherever_servers_put_them() {
+        for body in [json!({"error": {"message": "x"}}), json!({"error": "x"}), json!({"message": "x"}), json!({"detail": "x"})] {
+            assert_eq!(message_of(&body).as_deref(), Some("x"), "{body}");
+        }
+        assert_eq!(message_of(&Value::Null), None);
+    }
+
+    #[test]
+    fn one_model_is_taken_and_several_are_named() {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        assert_eq!(only(names(&["a"])).unwrap(), "a");
+        assert!(only(names(&[])).unwrap_err().to_string().contains("--model-name"));
+        assert!(only(names(&["a", "b"])).unwrap_err().to_string().contains("one of a, b"));
+    }
+
+    #[test]
+    fn an_endless_line_is_refused() {
+        let mut endless = BufReader::new(std::io::repeat(b'a'));
+        assert!(read_line(&mut endless).unwrap_err().to_string().contains("16 MiB"));
+    }
+}

@@ -1,0 +1,295 @@
+//! What a chat or a run asks of the sampler, under the API's names. What is absent is up to whoever answers: the engine of this
+//! program has the defaults of [`Parameters::sampling`], a server has its own.
+//!
+//! [`TABLE`] has a row per parameter: what `/set` knows, shows and completes.
+
+use serde::{Deserialize, Serialize};
+use taper_engine::{InvalidParam, SamplingParams};
+
+/// Defaults of `taper chat` and `taper run`; other parameters have those of [`SamplingParams`].
+pub(crate) const TEMPERATURE: f64 = 0.8;
+pub(crate) const TOP_K: u64 = 40;
+pub(crate) const TOP_P: f64 = 0.95;
+pub(crate) const MIN_P: f64 = 0.05;
+
+/// How tokens are chosen, as far as somebody said so. As JSON it is part of a request to `/v1/chat/completions`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Parameters {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) temperature: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) top_k: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) top_p: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) min_p: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) typical_p: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) repetition_penalty: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) frequency_penalty: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) presence_penalty: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) seed: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) max_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) stop: Vec<String>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) ignore_eos: bool,
+}
+
+/// A parameter that `/set` knows.
+#[derive(Debug)]
+pub(crate) struct Parameter {
+    pub(crate) name: &'static str,
+    /// What it does, and its default here.
+    pub(crate) help: &'static str,
+    slot: Slot,
+}
+
+/// Where a parameter lies, which also says what its values are.
+#[derive(Debug)]
+enum Slot {
+    Number(fn(&mut Parameters) -> &mut Option<f64>),
+    Whole(fn(&mut Parameters) -> &mut Option<u64>),
+    Texts(fn(&mut Parameters) -> &mut Vec<String>),
+    Switch(fn(&mut Parameters) -> &mut bool),
+}
+
+/// Every parameter.
+pub(crate) const TABLE: [Parameter; 12] = [
+    Parameter {
+        name: "temperature",
+        help: "0 takes the most probable token always [0.8]",
+        slot: Slot::Number(|p| &mut p.temperature),
+    },
+    Parameter {
+        name: "top_k",
+        help: "choose among so many tokens, 0 for all [40]",
+        slot: Slot::Whole(|p| &mut p.top_k),
+    },
+    Parameter {
+        name: "top_p",
+        help: "choose among tokens of this mass together [0.95]",
+        slot: Slot::Number(|p| &mut p.top_p),
+    },
+    Parameter {
+        name: "min_p",
+        help: "least share of the best token's probability [0.05]",
+        slot: Slot::Number(|p| &mut p.min_p),
+    },
+    Parameter {
+        name: "typical_p",
+        help: "keep the most typical tokens of this mass [1]",
+        slot: Slot::Number(|p| &mut p.typical_p),
+    },
+    Parameter {
+        name: "repetition_penalty",
+        help: "divides logits of tokens of prompt and answer [1]",
+        slot: Slot::Number(|p| &mut p.repetition_penalty),
+    },
+    Parameter {
+        name: "frequency_penalty",
+        help: "taken from logits for each time in the answer [0]",
+        slot: Slot::Number(|p| &mut p.frequency_penalty),
+    },
+    Parameter {
+        name: "presence_penalty",
+        help: "taken from logits of tokens of the answer [0]",
+        slot: Slot::Number(|p| &mut p.presence_penalty),
+    },
+    Parameter { name: "seed", help: "the same seed gives the same answer [none]", slot: Slot::Whole(|p| &mut p.seed) },
+    Parameter {
+        name: "max_tokens",
+        help: "most tokens of an answer [the rest of the context]",
+        slot: Slot::Whole(|p| &mut p.max_tokens),
+    },
+    Parameter {
+        name: "stop",
+        help: "ends an answer: a text, or a JSON array of texts [none]",
+        slot: Slot::Texts(|p| &mut p.stop),
+    },
+    Parameter {
+        name: "ignore_eos",
+        help: "go on where the model would end: true or false [false]",
+        slot: Slot::Switch(|p| &mut p.ignore_eos),
+    },
+];
+
+/// What takes a parameter back to its default.
+pub(crate) const DEFAULT: &str = "default";
+
+impl Parameters {
+    /// Gives a parameter the value that a text says, or takes it back by [`DEFAULT`].
+    ///
+    /// # Errors
+    /// In words, with the name, the value and what was expected; nothing is changed then.
+    pub(crate) fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+        let row = TABLE.iter().find(|row| row.name == name).ok_or_else(|| {
+            let near = nearest(name, TABLE.iter().map(|row| row.name));
+            let near = near.map_or_else(String::new, |near| format!("; did you mean {near}?"));
+            format!("there is no parameter {name:?}{near}")
+        })?;
+        let expected = |what: &str| format!("{name} is {what}, not {value:?}");
+        let mut changed = self.clone();
+        let is_default = value == DEFAULT;
+        match row.slot {
+            Slot::Number(slot) if is_default => *slot(&mut changed) = None,
+            Slot::Whole(slot) if is_default => *slot(&mut changed) = None,
+            Slot::Texts(slot) if is_default => slot(&mut changed).clear(),
+            Slot::Switch(slot) if is_default => *slot(&mut changed) = false,
+            Slot::Number(slot) => *slot(&mut changed) = Some(value.parse().map_err(|_| expected("a number"))?),
+            Slot::Whole(slot) => {
+                *slot(&mut changed) = Some(value.parse().map_err(|_| expected("a whole number of at least 0"))?);
+            }
+            Slot::Texts(slot) => {
+                *slot(&mut changed) = texts(value).ok_or_else(|| expected("a text or a JSON array of texts"))?;
+            }
+            Slot::Switch(slot) => *slot(&mut changed) = value.parse().map_err(|_| expected("true or false"))?,
+        }
+        changed.sampling().map_err(|error| error.to_string())?;
+        *self = changed;
+        Ok(())
+    }
+
+    /// The value of a parameter as text; `None` where it is at its default, or where there is none of this name.
+    pub(crate) fn shown(&self, name: &str) -> Option<String> {
+        let row = TABLE.iter().find(|row| row.name == name)?;
+        let mut copy = self.clone();
+        match row.slot {
+            Slot::Number(slot) => slot(&mut copy).map(|value| value.to_string()),
+            Slot::Whole(slot) => slot(&mut copy).map(|value| value.to_string()),
+            Slot::Texts(slot) => Some(&*slot(&mut copy)).filter(|texts| !texts.is_empty()).map(|texts| {
+                // Texts are always JSON.
+                serde_json::to_string(texts).unwrap_or_default()
+            }),
+            Slot::Switch(slot) => Some(*slot(&mut copy)).filter(|is_on| *is_on).map(|is_on| is_on.to_string()),
+        }
+    }
+
+    /// What they ask of this program's engine.
+    ///
+    /// # Errors
+    /// When a value has no meaning; the error names the parameter.
+    pub(crate) fn sampling(&self) -> Result<SamplingParams, InvalidParam> {
+        let plain = SamplingParams::default();
+        let number = |value: Option<f64>, default: f32| value.map_or(default, |value| value as f32);
+        let whole = |param, value: u64, most: &str| InvalidParam { param, message: format!("must be at most {most}, not {value}") };
+        let top_k = self.top_k.unwrap_or(TOP_K);
+        let params = SamplingParams {
+            temperature: self.temperature.unwrap_or(TEMPERATURE) as f32,
+            top_k: top_k.try_into().map_err(|_| whole("top_k", top_k, "4294967295"))?,
+            top_p: self.top_p.unwrap_or(TOP_P) as f32,
+            min_p: self.min_p.unwrap_or(MIN_P) as f32,
+            typical_p: number(self.typical_p, plain.typical_p),
+            repetition_penalty: number(self.repetition_penalty, plain.repetition_penalty),
+            frequency_penalty: number(self.frequency_penalty, plain.frequency_penalty),
+            presence_penalty: number(self.presence_penalty, plain.presence_penalty),
+            seed: self.seed,
+            // More than memory can hold is as good as no bound.
+            max_tokens: self.max_tokens.map(|tokens| usize::try_from(tokens).unwrap_or(usize::MAX)),
+            stop: self.stop.clone(),
+            ignore_eos: self.ignore_eos,
+            ..plain
+        };
+        params.validate().map(|()| params)
+    }
+}
+
+/// One text as it is, or several as a JSON array; a JSON string is a text whose line ends are written `\n`.
+fn texts(value: &str) -> Option<Vec<String>> {
+    if value.starts_with('[') {
+        return serde_json::from_str(value).ok();
+    }
+    if value.starts_with('"') {
+        return serde_json::from_str(value).ok().map(|text| vec![text]);
+    }
+    Some(vec![value.to_owned()])
+}
+
+/// The name that somebody who typed `word` probably meant, if one is near: a letter off in short ones, two in longer ones.
+pub(crate) fn nearest<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let most = if word.chars().count() <= 4 { 1 } else { 2 };
+    let distances = names.map(|name| (strsim::damerau_levenshtein(word, name), name));
+    let prefixed = |name: &str| word.chars().count() >= 3 && name.starts_with(word);
+    distances.filter(|(distance, name)| *distance <= most || prefixed(name)).min().map(|(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(name: &str, value: &str) -> Result<Parameters, String> {
+        let mut parameters = Parameters::default();
+        parameters.set(name, value).map(|()| parameters)
+    }
+
+    #[test]
+    fn every_parameter_can_be_set_shown_and_taken_back() {
+        for row in &TABLE {
+            let value = match row.slot {
+                Slot::Number(_) => "0.5",
+                Slot::Whole(_) => "7",
+                Slot::Texts(_) => "[\"a\",\"b\\n\"]",
+                Slot::Switch(_) => "true",
+            };
+            let mut parameters = set(row.name, value).unwrap();
+            assert_eq!(parameters.shown(row.name).as_deref(), Some(value));
+            let json = serde_json::to_value(&parameters).unwrap();
+            assert_eq!(json.as_object().unwrap().keys().collect::<Vec<_>>(), [row.name], "under the name of the API");
+            parameters.set(row.name, DEFAULT).unwrap();
+            assert_eq!(parameters, Parameters::default());
+            assert_eq!(parameters.shown(row.name), None);
+        }
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_is_named_and_changes_nothing() {
+        let mut parameters = set("temperature", "0.5").unwrap();
+        for (name, value, words) in [
+            ("temperature", "warm", "temperature is a number, not \"warm\""),
+            ("temperature", "-1", "at least 0, not -1"),
+            ("temperature", "NaN", "temperature"),
+            ("top_p", "2", "between 0 and 1, not 2"),
+            ("top_k", "-3", "whole number"),
+            ("top_k", "99999999999", "top_k: must be at most"),
+            ("max_tokens", "0", "at least 1"),
+            ("seed", "1.5", "whole number"),
+            ("stop", "[1]", "JSON array of texts"),
+            ("stop", "\"\"", "empty"),
+            ("ignore_eos", "maybe", "true or false"),
+            ("temprature", "1", "did you mean temperature?"),
+            ("quantum", "1", "there is no parameter \"quantum\""),
+        ] {
+            let refused = parameters.set(name, value).unwrap_err();
+            assert!(refused.contains(words), "{refused}");
+        }
+        assert_eq!(Ok(parameters), set("temperature", "0.5"));
+    }
+
+    #[test]
+    fn stop_texts_are_written_as_they_are_or_as_json() {
+        assert_eq!(set("stop", "the end").unwrap().stop, ["the end"]);
+        assert_eq!(set("stop", r#""a\nb""#).unwrap().stop, ["a\nb"]);
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_command_line() {
+        let params = Parameters::default().sampling().unwrap();
+        assert_eq!((params.temperature, params.top_k, params.top_p, params.min_p), (0.8, 40, 0.95, 0.05));
+    }
+
+    #[test]
+    fn only_a_near_name_is_suggested() {
+        let near = |word| nearest(word, ["/system", "/set", "/save", "/stats"].into_iter());
+        assert_eq!(near("/sytsem"), Some("/system"));
+        assert_eq!(near("/sett"), Some("/set"));
+        assert_eq!(near("/sys"), Some("/system"));
+        assert_eq!(near("/what"), None);
+        assert_eq!(near("/etc"), None);
+    }
+}

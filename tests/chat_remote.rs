@@ -1,0 +1,329 @@
+//! `taper chat --url`: a conversation with a server, against one that is made here and says what it is told to, and against `taper
+//! serve`. stdin is a pipe, which makes every line a message; only Ctrl-C needs a terminal.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "support/server.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
+mod server;
+mod support;
+
+use rexpect::session::spawn_with_options;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+use taper_testkit::tiny::TinyModel;
+
+/// Longer than anything here takes on a loaded machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A request as it arrived.
+#[derive(Debug)]
+struct Request {
+    /// `POST /v1/chat/completions`.
+    what: String,
+    /// With names in lower case.
+    headers: Vec<String>,
+    body: Value,
+}
+
+/// A server that answers with what a function writes.
+struct Fake {
+    url: String,
+    requests: Receiver<Request>,
+}
+
+impl Fake {
+    fn start(answer: impl Fn(&Request, &mut TcpStream) + Send + Sync + 'static) -> Fake {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let (sender, requests) = channel();
+        // Ends with the test's process.
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let Some(request) = read(&stream) else { continue };
+                answer(&request, &mut stream);
+                let _ = sender.send(request);
+            }
+        });
+        Fake { url, requests }
+    }
+
+    /// One that has the model `m` and answers each message with the next of these streams.
+    fn with_streams(streams: &[String]) -> Fake {
+        let left = std::sync::Mutex::new(streams.iter().rev().cloned().collect::<Vec<_>>());
+        Fake::start(move |request, stream| {
+            let text = if request.what == "GET /v1/models" {
+                respond(200, "application/json", r#"{"data":[{"id":"m"}]}"#)
+            } else {
+                left.lock().unwrap().pop().expect("as many answers as messages")
+            };
+            let _ = stream.write_all(text.as_bytes());
+        })
+    }
+
+    /// The bodies of the requests for answers so far.
+    fn bodies(&self) -> Vec<Value> {
+        self.requests.try_iter().filter(|request| request.what.starts_with("POST")).map(|request| request.body).collect()
+    }
+}
+
+fn read(stream: &TcpStream) -> Option<Request> {
+    let mut reader = BufReader::new(stream);
+    let mut line = || {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok().filter(|len| *len > 0).map(|_| line.trim_end().to_owned())
+    };
+    let what = line()?.rsplit_once(' ')?.0.to_owned();
+    let headers: Vec<String> = std::iter::from_fn(|| line().filter(|line| !line.is_empty())).map(|line| line.to_lowercase()).collect();
+    let length = headers.iter().find_map(|header| header.strip_prefix("content-length:")?.trim().parse().ok());
+    let mut body = vec![0; length.unwrap_or(0)];
+    reader.read_exact(&mut body).ok()?;
+    Some(Request { what, headers, body: serde_json::from_slice(&body).unwrap_or_default() })
+}
+
+fn respond(status: u16, kind: &str, body: &str) -> String {
+    format!(
+        "HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// A stream of pieces of text, with the end that OpenAI's have.
+fn streamed(pieces: &[&str]) -> String {
+    let text = |piece: &&str| event(&json!({ "choices": [{ "index": 0, "delta": { "content": piece } }] }));
+    let end = event(&json!({ "choices": [{ "index": 0, "delta": {}, "finish_reason": "stop" }] }));
+    let details = json!({ "cached_tokens": 4 });
+    let usage = json!({ "prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": details });
+    let usage = event(&json!({ "choices": [], "usage": usage }));
+    let events: String = pieces.iter().map(text).collect();
+    respond(200, "text/event-stream", &format!(": a comment\n\n{events}{end}{usage}data: [DONE]\n\n"))
+}
+
+fn event(json: &Value) -> String {
+    format!("data: {json}\n\n")
+}
+
+/// `taper chat`, with none of this machine's settings.
+fn command(home: &Path, arguments: &[&str]) -> Command {
+    let mut command = support::taper();
+    for (name, _) in std::env::vars_os() {
+        let upper = name.to_string_lossy().to_uppercase();
+        if ["TAPER_", "OPENAI_"].iter().any(|prefix| upper.starts_with(prefix)) || upper.ends_with("_PROXY") || upper == "NO_COLOR" {
+            command.env_remove(&name);
+        }
+    }
+    command.arg("chat").args(arguments).current_dir(home).env("HOME", home).env("XDG_STATE_HOME", home);
+    command
+}
+
+/// Says lines to a chat and waits for its end.
+fn say(mut command: Command, lines: &str) -> Output {
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // One that refuses its arguments reads nothing.
+    let _ = child.stdin.take().unwrap().write_all(lines.as_bytes());
+    child.wait_with_output().unwrap()
+}
+
+fn chat(fake: &Fake, arguments: &[&str], lines: &str) -> (String, String) {
+    let home = tempfile::tempdir().unwrap();
+    let output = say(command(home.path(), &[&["--url", &fake.url], arguments].concat()), lines);
+    let (stdout, stderr) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(output.status.success(), "{stderr}");
+    (stdout, stderr)
+}
+
+#[test]
+fn a_conversation_goes_to_the_server_message_by_message() {
+    let fake = Fake::with_streams(&[streamed(&["Hel", "lo."]), streamed(&["Again."])]);
+    let (stdout, stderr) = chat(&fake, &["--system", "Be brief."], "hi\n/set temperature 0.5\ngo \\\non\n/stats\n");
+    assert_eq!(stdout, "Hello.\nAgain.\n");
+    for words in ["3 tokens", "prompt of 9", "4 of it cached", "temperature is 0.5", "2 answers, 6 tokens"] {
+        assert!(stderr.contains(words), "{words} in {stderr}");
+    }
+    let bodies = fake.bodies();
+    assert_eq!(bodies.len(), 2);
+    let message = |role: &str, content: &str| json!({ "role": role, "content": content });
+    let mut messages = vec![message("system", "Be brief."), message("user", "hi")];
+    let expected = json!({
+        "model": "m", "messages": messages, "stream": true, "stream_options": { "include_usage": true },
+    });
+    assert_eq!(bodies[0], expected, "and nothing that was not asked for");
+    messages.extend([message("assistant", "Hello."), message("user", "go \non")]);
+    assert_eq!(bodies[1]["messages"], Value::from(messages));
+    assert_eq!(bodies[1]["temperature"], 0.5);
+}
+
+#[test]
+fn a_key_and_a_model_are_sent_where_they_are_given() {
+    let authorization = |name: &str, arguments: &[&str]| {
+        let fake = Fake::with_streams(&[streamed(&["x"])]);
+        let home = tempfile::tempdir().unwrap();
+        let mut command = command(home.path(), &[&["--url", &fake.url, "--model-name", "big"], arguments].concat());
+        command.env(name, "from-the-environment");
+        assert!(say(command, "hi\n").status.success());
+        let request = fake.requests.recv_timeout(LIMIT).unwrap();
+        assert_eq!(request.what, "POST /v1/chat/completions", "a model that is named is not asked for");
+        assert_eq!(request.body["model"], "big");
+        request.headers.into_iter().find(|header| header.starts_with("authorization:"))
+    };
+    assert_eq!(authorization("TAPER_API_KEY", &[]).as_deref(), Some("authorization: bearer from-the-environment"));
+    assert_eq!(authorization("OPENAI_API_KEY", &[]).as_deref(), Some("authorization: bearer from-the-environment"));
+    assert_eq!(authorization("TAPER_API_KEY", &["--api-key", "k"]).as_deref(), Some("authorization: bearer k"));
+    assert_eq!(authorization("NOTHING", &[]), None);
+}
+
+#[test]
+fn an_error_is_shown_with_the_servers_words_and_the_chat_goes_on() {
+    let error = |status, body: &str| respond(status, "application/json", body);
+    let half = event(&json!({ "choices": [{ "delta": { "content": "half" } }] }));
+    let broken = half.clone() + &event(&json!({ "error": { "message": "the model fell over" } }));
+    let fake = Fake::with_streams(&[
+        error(400, r#"{"error":{"message":"max_tokens: must be at least 1"}}"#),
+        error(401, r#"{"error":"no key"}"#),
+        error(502, "<html>bad gateway</html>"),
+        respond(200, "text/event-stream", "data: nonsense\n\n"),
+        streamed(&["fine"]),
+        respond(200, "text/event-stream", &broken),
+        respond(200, "text/event-stream", &half),
+        streamed(&["at last"]),
+    ]);
+    let (stdout, stderr) = chat(&fake, &[], &"hi\n".repeat(8));
+    assert_eq!(stdout, "fine\nhalf\nhalf\nat last\n");
+    for words in [
+        "400 Bad Request: max_tokens: must be at least 1",
+        "no key (--api-key",
+        "<html>bad gateway</html>",
+        "not JSON",
+        "the model fell over",
+        "ended the stream early",
+    ] {
+        assert!(stderr.contains(words), "{words} in {stderr}");
+    }
+    let said: Vec<usize> = fake.bodies().iter().map(|body| body["messages"].as_array().unwrap().len()).collect();
+    assert_eq!(said, [1, 1, 1, 1, 1, 3, 5, 7], "what was not answered was not said; what was answered in part was");
+}
+
+#[test]
+fn a_server_that_cannot_be_used_is_told_before_anything_is_typed() {
+    let home = tempfile::tempdir().unwrap();
+    let refused = |arguments: &[&str]| {
+        let output = say(command(home.path(), arguments), "");
+        assert!(!output.status.success() && output.stdout.is_empty(), "{arguments:?}");
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    // A port that was free a moment ago.
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (status, stderr) = refused(&["--url", &format!("http://{closed}")]);
+    assert!(status == Some(1) && stderr.contains("cannot reach http://127.0.0.1") && stderr.contains("--model-name"), "{stderr}");
+    assert!(refused(&["--url", "localhost:1"]).1.contains("expected an address such as"));
+    let several = Fake::start(|_, stream| {
+        let models = r#"{"data":[{"id":"a"},{"id":"b"}]}"#;
+        stream.write_all(respond(200, "application/json", models).as_bytes()).unwrap();
+    });
+    assert!(refused(&["--url", &several.url]).1.contains("2 models; --model-name chooses one of a, b"));
+    let (status, stderr) = refused(&["--url", &several.url, "--threads", "2"]);
+    assert!(status == Some(2) && stderr.contains("--threads"), "{stderr}");
+    let (status, stderr) = refused(&["--model-name", "m"]);
+    assert!(status == Some(2) && stderr.contains("--url"), "{stderr}");
+}
+
+#[test]
+fn a_pipe_gets_what_was_said_and_a_look_only_where_it_is_asked_for() {
+    let answer = "# T\n**b** `c` \u{1b}[2J\u{9b}m\n";
+    let told = |arguments: &[&str]| chat(&Fake::with_streams(&[streamed(&[answer])]), arguments, "hi\n").0;
+    assert_eq!(told(&[]), format!("{answer}\n"));
+    assert_eq!(told(&["--color", "never"]), format!("{answer}\n"));
+    let colored = told(&["--color", "always"]);
+    assert!(colored.contains("\u{1b}[1mb") && colored.contains("␛[2J") && !colored.contains("\u{1b}[2J"), "{colored:?}");
+}
+
+#[test]
+fn conversations_are_saved_loaded_and_answered_anew() {
+    let fake = Fake::with_streams(&[streamed(&["one"]), streamed(&["two"]), streamed(&["three"])]);
+    let home = tempfile::tempdir().unwrap();
+    std::fs::write(home.path().join("bad.json"), "{\"messages\": [{\"role\": \"user\"}]}").unwrap();
+    let lines = "/system S\nhi\n/set seed 7\n/save a.json\n/regen\n/save b.json\n/load bad.json\n/load none.json\n/save\n\
+                 /save c.json\n/clear\n/set seed default\n/load a.json\n/save d.json\nmore\n/clear now\n";
+    let output = say(command(home.path(), &["--url", &fake.url]), lines);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "one\ntwo\nthree\n", "{stderr}");
+    let file = |name: &str| -> Value { serde_json::from_str(&std::fs::read_to_string(home.path().join(name)).unwrap()).unwrap() };
+    let saved = |answer: &str| {
+        json!({
+            "model": "m",
+            "messages": [
+                { "role": "system", "content": "S" },
+                { "role": "user", "content": "hi" },
+                { "role": "assistant", "content": answer },
+            ],
+            "seed": 7,
+        })
+    };
+    assert_eq!(file("a.json"), saved("one"));
+    assert_eq!(file("b.json"), saved("two"));
+    assert_eq!(file("c.json"), saved("two"), "a file that cannot be loaded changes nothing");
+    assert_eq!(file("d.json"), saved("one"), "with its parameters");
+    let messages: Vec<usize> = fake.bodies().iter().map(|body| body["messages"].as_array().unwrap().len()).collect();
+    assert_eq!(messages, [2, 2, 4]);
+    for words in ["messages[0] has no `content`", "cannot load none.json", "/save needs a FILE", "/clear takes nothing behind it"] {
+        assert!(stderr.contains(words), "{words} in {stderr}");
+    }
+}
+
+#[test]
+fn a_served_model_answers_as_it_does_over_its_api() {
+    let home = tempfile::tempdir().unwrap();
+    let model = home.path().join("tiny.gguf");
+    std::fs::write(&model, TinyModel { context: 256, ..TinyModel::default() }.to_gguf()).unwrap();
+    let server = server::Server::start(&model, &["--threads", "1"]);
+    let body = json!({
+        "messages": [{ "role": "user", "content": "hi" }], "temperature": 0, "max_tokens": 12, "ignore_eos": true,
+    });
+    let (status, answer) = server.post("/v1/chat/completions", &body);
+    assert_eq!(status, 200, "{answer}");
+    let arguments = ["--url", &server.url, "--temperature", "0", "--max-tokens", "12", "--ignore-eos"];
+    let output = say(command(home.path(), &arguments), "hi\n/set max_tokens 100000\nhi\n");
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let expected = answer["choices"][0]["message"]["content"].as_str().unwrap();
+    assert!(stdout.starts_with(&format!("{expected}\n")), "{stdout:?} does not begin with {expected:?}");
+    assert!(stderr.contains("12 tokens") && stderr.contains("cut at the limit"), "{stderr}");
+}
+
+#[test]
+fn ctrl_c_drops_the_stream_and_not_the_chat() {
+    let (sender, gone) = channel();
+    let sender = std::sync::Mutex::new(sender);
+    let begun = event(&json!({ "choices": [{ "delta": { "content": "begun" } }] }));
+    let fake = Fake::start(move |_, stream| {
+        let head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n";
+        stream.write_all(format!("{head}{begun}").as_bytes()).unwrap();
+        // Nothing more comes; the client's end of the connection is what ends it.
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let read = stream.read(&mut [0; 1]);
+        sender.lock().unwrap().send(matches!(read, Ok(0)) || read.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset)).unwrap();
+    });
+    let home = tempfile::tempdir().unwrap();
+    let mut command = command(home.path(), &["--url", &fake.url, "--model-name", "m"]);
+    command.env("TERM", "xterm");
+    let options =
+        rexpect::reader::Options::new().timeout_ms(Some(LIMIT.as_millis() as u64)).strip_ansi_escape_codes(true);
+    let mut terminal = spawn_with_options(command, options).unwrap();
+    terminal.exp_string("Ctrl-D leaves").unwrap();
+    terminal.exp_string("\r> \r").unwrap();
+    terminal.send("hi\r").unwrap();
+    terminal.flush().unwrap();
+    terminal.exp_string("begun").unwrap();
+    terminal.send_control('c').unwrap();
+    terminal.exp_string("[stopped after ").unwrap();
+    assert!(gone.recv_timeout(LIMIT).unwrap(), "the server sees the client leave");
+    terminal.exp_string("\r> \r").unwrap();
+    terminal.send_control('d').unwrap();
+    terminal.exp_eof().unwrap();
+    assert!(format!("{:?}", terminal.process().wait().unwrap()).ends_with(", 0)"));
+}
