@@ -258,7 +258,7 @@ fn of_a_network(model: &TinyModel, threads: usize, token_budget: usize, is_toget
     let engine = Engine::start(Box::new(ModelRunner(network)), tokenizer(), config);
     assert_eq!(engine.embeddings().unwrap().hidden_size, model.hidden);
     let requests: Vec<EmbeddingRequest> = (0..6)
-        .map(|number| {
+        .map(|number: usize| {
             let pooling = if number.is_multiple_of(2) { Pooling::Mean } else { Pooling::Last };
             asked(pooling, &format!("{number} {}", PROMPT.repeat(1 + number % 3)))
         })
