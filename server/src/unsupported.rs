@@ -71,8 +71,8 @@ const UNSUPPORTED: &[Row] = &[
     Row("tool_choice", no_forced_tool),
     Row("top_logprobs", zero),
     Row("reasoning_effort", none),
-    Row("include_reasoning", |value| value.is_boolean()),
-    Row("reasoning_format", |value| value.is_string()),
+    Row("include_reasoning", Value::is_boolean),
+    Row("reasoning_format", Value::is_string),
     // Of the completions endpoint alone.
     Row("best_of", at_most_one),
     Row("echo", off),

@@ -91,18 +91,18 @@ impl AnswerGrammar {
         let start = match self.reasoning {
             None | Some((_, ReasoningStart::Over)) => self.content_rule(&mut writer, "at_start", blank, ANY_TEXT)?,
             Some((marks, ReasoningStart::Open)) => {
-                let thoughts = writer.until("thoughts", marks.end, ANY_TEXT);
-                let content = self.content_rule(&mut writer, "behind_thoughts", thoughts.blank, ANY_TEXT)?;
-                format!("{} WS? {content}", thoughts.text)
+                let thoughts = writer.until("thoughts", marks.end, ANY_TEXT).text;
+                let content = self.content_rule(&mut writer, "behind_thoughts", Blank::None, ANY_TEXT)?;
+                format!("{thoughts} WS? {content}")
             }
             Some((marks, ReasoningStart::Possible)) => {
                 // Text of any form would swallow the mark: the lexer takes the longest lexeme.
                 writer.define_text_without(marks.start);
                 let at_start = self.content_rule(&mut writer, "at_start", blank, NO_THOUGHTS)?;
                 let open = writer.mark(marks.start, "", blank);
-                let thoughts = writer.until("thoughts", marks.end, ANY_TEXT);
-                let behind = self.content_rule(&mut writer, "behind_thoughts", thoughts.blank, ANY_TEXT)?;
-                format!("{at_start} | {} {} WS? {behind}", open.text, thoughts.text)
+                let thoughts = writer.until("thoughts", marks.end, ANY_TEXT).text;
+                let behind = self.content_rule(&mut writer, "behind_thoughts", Blank::None, ANY_TEXT)?;
+                format!("{at_start} | {} {thoughts} WS? {behind}", open.text)
             }
         };
         if let Some(content) = &self.content {
@@ -110,7 +110,7 @@ impl AnswerGrammar {
             let first = grammars.next().map(|first| GrammarWithLexer { name: Some("content".to_owned()), ..first });
             writer.inner.extend(first.into_iter().chain(grammars));
         }
-        writer.rules.push_str("TEXT: /(\\n|.)*/\nPROSE: /(\\n|.)+/\nWS: /[ \\n]{1,4}/\n");
+        writer.rules.push_str("TEXT: /(\\n|.)*/\nPROSE: /(\\n|.)+/\nWS: /[ \\n]{1,5}/\n");
         let outer = GrammarWithLexer::from_lark(format!("start: {start}\n{}", writer.rules));
         let grammars = std::iter::once(outer).chain(writer.inner).collect();
         Ok((TopLevelGrammar { grammars, max_tokens: None }, writer.named))
@@ -205,6 +205,11 @@ impl Writer<'_> {
         }
     }
 
+    /// The blank of the text behind a mark, if it is a token and the vocabulary has such blanks.
+    fn blank_behind(&self, mark: &str) -> &'static str {
+        if self.token(mark).is_some() && self.tokenizer.has_space_prefix() { " " } else { "" }
+    }
+
     fn blank_behind_token(&self) -> Blank {
         if self.tokenizer.has_space_prefix() { Blank::First } else { Blank::None }
     }
@@ -243,7 +248,8 @@ impl Writer<'_> {
                 let first = self.mark(format.open(), "\n", blank).text;
                 let next = self.mark(format.open(), "\n", Blank::None).text;
                 self.rules.push_str(&format!("{name}_first: {first} {objects} {close}\n"));
-                many(format!("{name}_first"), &format!("\"\\n\" {next} {objects} {close}"))
+                let separator = lark::string(&format!("{}\n", self.blank_behind("</tool_call>")));
+                many(format!("{name}_first"), &format!("{separator} {next} {objects} {close}"))
             }
             ToolFormat::Llama3 => many(format!("{}{objects}", blank.text()), &format!("\"; \" {objects}")),
             ToolFormat::Mistral => {

@@ -146,7 +146,7 @@ mod tests {
         json!({ "type": "function", "function": { "name": name } })
     }
 
-    fn check_choice(choice: Value, expected: &ToolChoice, names: &[&str]) {
+    fn check_choice(choice: &Value, expected: &ToolChoice, names: &[&str]) {
         let offer = read(json!({ "tools": [tool("f"), tool("g")], "tool_choice": choice })).unwrap();
         assert_eq!(&offer.choice, expected);
         assert_eq!(offer.tools.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>(), names);
@@ -154,14 +154,14 @@ mod tests {
 
     #[test]
     fn every_way_to_choose_is_read() {
-        check_choice(json!(null), &ToolChoice::Auto, &["f", "g"]);
-        check_choice(json!("auto"), &ToolChoice::Auto, &["f", "g"]);
-        check_choice(json!("none"), &ToolChoice::None, &["f", "g"]);
-        check_choice(json!("required"), &ToolChoice::Required, &["f", "g"]);
-        check_choice(tool("g"), &ToolChoice::Named("g".to_owned()), &["f", "g"]);
+        check_choice(&json!(null), &ToolChoice::Auto, &["f", "g"]);
+        check_choice(&json!("auto"), &ToolChoice::Auto, &["f", "g"]);
+        check_choice(&json!("none"), &ToolChoice::None, &["f", "g"]);
+        check_choice(&json!("required"), &ToolChoice::Required, &["f", "g"]);
+        check_choice(&tool("g"), &ToolChoice::Named("g".to_owned()), &["f", "g"]);
         let allowed = |mode: &str| json!({ "type": "allowed_tools", "allowed_tools": { "mode": mode, "tools": [tool("g")] } });
-        check_choice(allowed("auto"), &ToolChoice::Auto, &["g"]);
-        check_choice(allowed("required"), &ToolChoice::Required, &["g"]);
+        check_choice(&allowed("auto"), &ToolChoice::Auto, &["g"]);
+        check_choice(&allowed("required"), &ToolChoice::Required, &["g"]);
     }
 
     fn check_refused(body: Value, param: &str, part: &str) {
