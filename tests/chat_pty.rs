@@ -69,7 +69,8 @@ impl Chat {
         let shown = self.say(message);
         let (answer, summary) = shown.rsplit_once("\r\n[").unwrap_or_else(|| panic!("no summary in {shown:?}"));
         assert!(summary.contains(" token"), "{summary}");
-        let prompt = summary.split("prompt of ").nth(1).and_then(|rest| rest.split(|c: char| !c.is_ascii_digit()).next());
+        let prompt =
+            summary.split("prompt of ").nth(1).and_then(|rest| rest.split(|c: char| !c.is_ascii_digit()).next());
         let prompt = prompt.unwrap_or_else(|| panic!("no length of the prompt in {summary:?}"));
         (answer.trim().to_string(), prompt.parse().unwrap())
     }
@@ -78,7 +79,12 @@ impl Chat {
     fn saved(&mut self, home: &Path) -> Vec<String> {
         assert!(self.say("/save talk.json").contains("written to talk.json"));
         let file: Value = serde_json::from_str(&std::fs::read_to_string(home.join("talk.json")).unwrap()).unwrap();
-        file["messages"].as_array().unwrap().iter().map(|message| message["content"].as_str().unwrap().to_owned()).collect()
+        file["messages"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|message| message["content"].as_str().unwrap().to_owned())
+            .collect()
     }
 
     /// Waits until this much of an answer has come.

@@ -69,7 +69,11 @@ impl Fake {
 
     /// The bodies of the requests for answers so far.
     fn bodies(&self) -> Vec<Value> {
-        self.requests.try_iter().filter(|request| request.what.starts_with("POST")).map(|request| request.body).collect()
+        self.requests
+            .try_iter()
+            .filter(|request| request.what.starts_with("POST"))
+            .map(|request| request.body)
+            .collect()
     }
 }
 
@@ -80,7 +84,8 @@ fn read(stream: &TcpStream) -> Option<Request> {
         reader.read_line(&mut line).ok().filter(|len| *len > 0).map(|_| line.trim_end().to_owned())
     };
     let what = line()?.rsplit_once(' ')?.0.to_owned();
-    let headers: Vec<String> = std::iter::from_fn(|| line().filter(|line| !line.is_empty())).map(|line| line.to_lowercase()).collect();
+    let headers: Vec<String> =
+        std::iter::from_fn(|| line().filter(|line| !line.is_empty())).map(|line| line.to_lowercase()).collect();
     let length = headers.iter().find_map(|header| header.strip_prefix("content-length:")?.trim().parse().ok());
     let mut body = vec![0; length.unwrap_or(0)];
     reader.read_exact(&mut body).ok()?;
@@ -114,7 +119,10 @@ fn command(home: &Path, arguments: &[&str]) -> Command {
     let mut command = support::taper();
     for (name, _) in std::env::vars_os() {
         let upper = name.to_string_lossy().to_uppercase();
-        if ["TAPER_", "OPENAI_"].iter().any(|prefix| upper.starts_with(prefix)) || upper.ends_with("_PROXY") || upper == "NO_COLOR" {
+        if ["TAPER_", "OPENAI_"].iter().any(|prefix| upper.starts_with(prefix))
+            || upper.ends_with("_PROXY")
+            || upper == "NO_COLOR"
+        {
             command.env_remove(&name);
         }
     }
@@ -220,7 +228,10 @@ fn a_server_that_cannot_be_used_is_told_before_anything_is_typed() {
     // A port that was free a moment ago.
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (status, stderr) = refused(&["--url", &format!("http://{closed}")]);
-    assert!(status == Some(1) && stderr.contains("cannot reach http://127.0.0.1") && stderr.contains("--model-name"), "{stderr}");
+    assert!(
+        status == Some(1) && stderr.contains("cannot reach http://127.0.0.1") && stderr.contains("--model-name"),
+        "{stderr}"
+    );
     assert!(refused(&["--url", "localhost:1"]).1.contains("expected an address such as"));
     let several = Fake::start(|_, stream| {
         let models = r#"{"data":[{"id":"a"},{"id":"b"}]}"#;
@@ -240,7 +251,10 @@ fn a_pipe_gets_what_was_said_and_a_look_only_where_it_is_asked_for() {
     assert_eq!(told(&[]), format!("{answer}\n"));
     assert_eq!(told(&["--color", "never"]), format!("{answer}\n"));
     let colored = told(&["--color", "always"]);
-    assert!(colored.contains("\u{1b}[1mb") && colored.contains("␛[2J") && !colored.contains("\u{1b}[2J"), "{colored:?}");
+    assert!(
+        colored.contains("\u{1b}[1mb") && colored.contains("␛[2J") && !colored.contains("\u{1b}[2J"),
+        "{colored:?}"
+    );
 }
 
 #[test]
@@ -253,7 +267,9 @@ fn conversations_are_saved_loaded_and_answered_anew() {
     let output = say(command(home.path(), &["--url", &fake.url]), lines);
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "one\ntwo\nthree\n", "{stderr}");
-    let file = |name: &str| -> Value { serde_json::from_str(&std::fs::read_to_string(home.path().join(name)).unwrap()).unwrap() };
+    let file = |name: &str| -> Value {
+        serde_json::from_str(&std::fs::read_to_string(home.path().join(name)).unwrap()).unwrap()
+    };
     let saved = |answer: &str| {
         json!({
             "model": "m",
@@ -271,7 +287,12 @@ fn conversations_are_saved_loaded_and_answered_anew() {
     assert_eq!(file("d.json"), saved("one"), "with its parameters");
     let messages: Vec<usize> = fake.bodies().iter().map(|body| body["messages"].as_array().unwrap().len()).collect();
     assert_eq!(messages, [2, 2, 4]);
-    for words in ["messages[0] has no `content`", "cannot load none.json", "/save needs a FILE", "/clear takes nothing behind it"] {
+    for words in [
+        "messages[0] has no `content`",
+        "cannot load none.json",
+        "/save needs a FILE",
+        "/clear takes nothing behind it",
+    ] {
         assert!(stderr.contains(words), "{words} in {stderr}");
     }
 }
@@ -306,7 +327,11 @@ fn ctrl_c_drops_the_stream_and_not_the_chat() {
         // Nothing more comes; the client's end of the connection is what ends it.
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         let read = stream.read(&mut [0; 1]);
-        sender.lock().unwrap().send(matches!(read, Ok(0)) || read.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset)).unwrap();
+        sender
+            .lock()
+            .unwrap()
+            .send(matches!(read, Ok(0)) || read.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset))
+            .unwrap();
     });
     let home = tempfile::tempdir().unwrap();
     let mut command = command(home.path(), &["--url", &fake.url, "--model-name", "m"]);

@@ -160,7 +160,8 @@ fn json_is_one_line_with_everything_in_it() {
     let answer = json(&Place::new().run(&["-p", "ab", "--raw", "-n", "5", "--ignore-eos", "--json"]));
     let keys: Vec<&String> = answer.as_object().unwrap().keys().collect();
     assert_eq!(keys, ["model", "prompt_tokens", "tokens", "text", "finish_reason", "usage", "timings"]);
-    let usage = serde_json::json!({ "prompt_tokens": 2, "completion_tokens": 5, "total_tokens": 7, "cached_tokens": 0 });
+    let usage =
+        serde_json::json!({ "prompt_tokens": 2, "completion_tokens": 5, "total_tokens": 7, "cached_tokens": 0 });
     assert_eq!(answer["usage"], usage);
     // A tiny model's tokens are bytes first.
     assert_eq!(ids(&answer["prompt_tokens"]), [97, 98]);

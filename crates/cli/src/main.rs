@@ -27,7 +27,8 @@ const DEVICE_UNUSABLE: u8 = 2;
 fn main() -> ExitCode {
     taper_kernels::heap::keep_small();
     let matches = Cli::command().get_matches();
-    let cli = RemoteArgs::check(&matches).and_then(|()| Cli::from_arg_matches(&matches)).unwrap_or_else(|error| error.exit());
+    let cli =
+        RemoteArgs::check(&matches).and_then(|()| Cli::from_arg_matches(&matches)).unwrap_or_else(|error| error.exit());
     output::start_logging(&cli);
     if let Err(error) = device::check(&cli.command) {
         output::failure(&error);

@@ -222,7 +222,8 @@ impl Renderer {
             _ => (false, false),
         };
         let closes = may_close && (!bold || self.spans.is_bold) && (!italic || self.spans.is_italic) && len <= 3;
-        let opens = !closes && may_open && (!bold || !self.spans.is_bold) && (!italic || !self.spans.is_italic) && len <= 3;
+        let opens =
+            !closes && may_open && (!bold || !self.spans.is_bold) && (!italic || !self.spans.is_italic) && len <= 3;
         let look = if closes || opens { Look::MARK } else { self.current() };
         self.release_as(look, out);
         if closes || opens {
@@ -383,7 +384,8 @@ mod tests {
 
     #[test]
     fn what_is_no_mark_has_no_look() {
-        for text in ["2 * 3 * 4", "snake_case_name", "a ** b", r"\*not\*", "3.14 is", "-5", "1)x", "+", "\n\n", "****"] {
+        for text in ["2 * 3 * 4", "snake_case_name", "a ** b", r"\*not\*", "3.14 is", "-5", "1)x", "+", "\n\n", "****"]
+        {
             assert_eq!(rendered(text), text, "{text:?}");
         }
     }
@@ -419,9 +421,22 @@ mod tests {
     /// Texts full of marks.
     fn markdown() -> impl Strategy<Value = String> {
         let piece = prop_oneof![
-            Just("*".to_owned()), Just("**".to_owned()), Just("_".to_owned()), Just("`".to_owned()), Just("```".to_owned()),
-            Just("~~~".to_owned()), Just("\n".to_owned()), Just("# ".to_owned()), Just("- ".to_owned()), Just("1. ".to_owned()),
-            Just("> ".to_owned()), Just(" ".to_owned()), Just("\\".to_owned()), Just("\x1b[31m".to_owned()), "\\PC{0,4}", any::<char>().prop_map(String::from),
+            Just("*".to_owned()),
+            Just("**".to_owned()),
+            Just("_".to_owned()),
+            Just("`".to_owned()),
+            Just("```".to_owned()),
+            Just("~~~".to_owned()),
+            Just("\n".to_owned()),
+            Just("# ".to_owned()),
+            Just("- ".to_owned()),
+            Just("1. ".to_owned()),
+            Just("> ".to_owned()),
+            Just(" ".to_owned()),
+            Just("\\".to_owned()),
+            Just("\x1b[31m".to_owned()),
+            "\\PC{0,4}",
+            any::<char>().prop_map(String::from),
         ];
         proptest::collection::vec(piece, 0..40).prop_map(|pieces| pieces.concat())
     }

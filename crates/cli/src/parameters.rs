@@ -61,7 +61,7 @@ enum Slot {
 }
 
 /// Every parameter.
-pub(crate) const TABLE: [Parameter; 12] = [
+pub(crate) static TABLE: [Parameter; 12] = [
     Parameter {
         name: "temperature",
         help: "0 takes the most probable token always [0.8]",
@@ -178,7 +178,10 @@ impl Parameters {
     pub(crate) fn sampling(&self) -> Result<SamplingParams, InvalidParam> {
         let plain = SamplingParams::default();
         let number = |value: Option<f64>, default: f32| value.map_or(default, |value| value as f32);
-        let whole = |param, value: u64, most: &str| InvalidParam { param, message: format!("must be at most {most}, not {value}") };
+        let whole = |param, value: u64, most: &str| InvalidParam {
+            param,
+            message: format!("must be at most {most}, not {value}"),
+        };
         let top_k = self.top_k.unwrap_or(TOP_K);
         let params = SamplingParams {
             temperature: self.temperature.unwrap_or(TEMPERATURE) as f32,

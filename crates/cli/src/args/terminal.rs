@@ -62,15 +62,17 @@ impl RemoteArgs {
     pub(crate) fn check(matches: &ArgMatches) -> Result<(), Error> {
         let Some(("chat", chat)) = matches.subcommand() else { return Ok(()) };
         let is_typed = |id: &str| chat.value_source(id) == Some(ValueSource::CommandLine);
+        let conflict = |message: &str| Err(Cli::command().error(ErrorKind::ArgumentConflict, message));
         if !is_typed("url") {
-            return Ok(());
+            let is_idle = is_typed("api_key");
+            return if is_idle { conflict("--api-key is for a server: --url names it") } else { Ok(()) };
         }
         let command = Cli::command();
         let known = command.find_subcommand("chat").into_iter().flat_map(clap::Command::get_arguments);
         let mut ids = known.map(|arg| arg.get_id().as_str()).filter(|id| !REMOTE.contains(id) && is_typed(id));
         let Some(id) = ids.next() else { return Ok(()) };
-        let message = format!("--{} is about a model that is loaded here; with --url the server computes\n", id.replace('_', "-"));
-        Err(Cli::command().error(ErrorKind::ArgumentConflict, message))
+        let name = id.replace('_', "-");
+        conflict(&format!("--{name} is about a model that is loaded here; with --url the server computes"))
     }
 }
 
@@ -87,7 +89,9 @@ pub(crate) struct CompletionsArgs {
 
 /// `taper man`
 #[derive(Debug, Args)]
-#[command(after_help = "taper man | man -l -                 shows the page of `taper`\ntaper man ~/.local/share/man/man1    writes a page for it and for every command, for `man taper-serve`")]
+#[command(
+    after_help = "taper man | man -l -                 shows the page of `taper`\ntaper man ~/.local/share/man/man1    writes a page for it and for every command, for `man taper-serve`"
+)]
 pub(crate) struct ManArgs {
     /// Folder to write the pages of all commands into; without it, the page of `taper` is printed.
     #[arg(value_name = "DIR")]
@@ -107,7 +111,9 @@ mod tests {
     fn arguments_of_a_model_are_refused_with_a_server() {
         assert_eq!(check("chat --url http://x --temperature 0 --seed 1 --system s --color never"), Ok(()));
         assert_eq!(check("chat --threads 2"), Ok(()));
-        for flag in ["--threads 2", "--model m", "--ctx 5", "--draft-model m", "--device cpu", "--chat-template chatml"] {
+        assert!(check("chat --api-key k").unwrap_err().contains("--url"));
+        for flag in ["--threads 2", "--model m", "--ctx 5", "--draft-model m", "--device cpu", "--chat-template chatml"]
+        {
             let refused = check(&format!("chat --url http://x {flag}")).unwrap_err();
             let name = flag.split(' ').next().unwrap();
             assert!(refused.contains(name) && refused.contains("--url"), "{refused}");

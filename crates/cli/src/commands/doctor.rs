@@ -296,7 +296,9 @@ fn print(diagnosis: &Diagnosis) -> Result<()> {
         match (problem, measured) {
             (Some(problem), _) => format!("by built-in rules: {problem}"),
             (None, 0) => rules,
-            (None, _) => format!("by {measured} measurements in {}, {differing} of them against the rule", file.display()),
+            (None, _) => {
+                format!("by {measured} measurements in {}, {differing} of them against the rule", file.display())
+            }
         },
     ));
     facts.extend(gpu.facts());

@@ -32,8 +32,7 @@ fn pages(command: &clap::Command) -> Result<Vec<(String, Vec<u8>)>> {
 
 fn page(command: &clap::Command) -> Result<Vec<u8>> {
     let mut text = Vec::new();
-    let name = command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned();
-    Man::new(command.clone().name(name)).render(&mut text).context("cannot make the page")?;
+    Man::new(command.clone()).render(&mut text).context("cannot make the page")?;
     Ok(text)
 }
 

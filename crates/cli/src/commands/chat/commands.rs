@@ -203,7 +203,8 @@ fn set(chat: &mut Chat, argument: &str) -> Result<Next> {
 
 /// A line per parameter: all, or those that are not at their default.
 fn parameters(chat: &Chat, all: bool) -> String {
-    let shown = TABLE.iter().map(|row| (row, chat.parameters.shown(row.name))).filter(|(_, value)| all || value.is_some());
+    let shown =
+        TABLE.iter().map(|row| (row, chat.parameters.shown(row.name))).filter(|(_, value)| all || value.is_some());
     let lines = shown.map(|(row, value)| {
         let value = value.as_deref().unwrap_or(DEFAULT);
         if all { format!("{:<18} {value:<10} {}", row.name, row.help) } else { format!("{:<18} {value}", row.name) }
@@ -297,9 +298,14 @@ mod tests {
     fn every_command_has_help_and_one_name() {
         let help = help();
         for row in &ROWS {
-            assert!(help.contains(&format!("{}  ", row.name)) || help.contains(&format!("{} {}", row.name, row.arguments)));
+            assert!(
+                help.contains(&format!("{}  ", row.name)) || help.contains(&format!("{} {}", row.name, row.arguments))
+            );
             assert!(row.name.starts_with('/') && !row.help.is_empty());
-            assert_eq!(ROWS.iter().filter(|other| other.name == row.name || other.aliases.contains(&row.name)).count(), 1);
+            assert_eq!(
+                ROWS.iter().filter(|other| other.name == row.name || other.aliases.contains(&row.name)).count(),
+                1
+            );
             assert_eq!(find(row.name), Some(row));
             for alias in row.aliases {
                 assert_eq!(find(alias), Some(row));

@@ -49,7 +49,8 @@ pub(super) struct LineEditor {
 impl LineEditor {
     /// On stdin, with the lines of earlier chats.
     pub(super) fn new(history: Option<PathBuf>) -> Result<LineEditor> {
-        let config = Config::builder().completion_type(CompletionType::List).completion_show_all_if_ambiguous(true).build();
+        let config =
+            Config::builder().completion_type(CompletionType::List).completion_show_all_if_ambiguous(true).build();
         let mut editor = Editor::with_config(config).context("cannot use the terminal")?;
         editor.set_helper(Some(Completion(FilenameCompleter::new())));
         let wants_editor = Arc::new(AtomicBool::new(false));
@@ -152,7 +153,9 @@ impl Draft {
             match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
                 Ok(mut file) => {
                     let draft = Draft(path);
-                    file.write_all(text.as_bytes()).and_then(|()| file.flush()).context("cannot write for the editor")?;
+                    file.write_all(text.as_bytes())
+                        .and_then(|()| file.flush())
+                        .context("cannot write for the editor")?;
                     return Ok(draft);
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && attempt < 100 => {}

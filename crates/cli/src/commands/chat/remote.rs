@@ -60,7 +60,8 @@ impl Server {
 
     /// The names of its models.
     fn models(&self, agent: &Agent) -> Result<Vec<String>> {
-        let mut request = agent.get(format!("{}/models", self.base)).config().timeout_global(Some(MODELS_LIMIT)).build();
+        let mut request =
+            agent.get(format!("{}/models", self.base)).config().timeout_global(Some(MODELS_LIMIT)).build();
         if let Some(authorization) = self.authorization() {
             request = request.header("Authorization", authorization);
         }
@@ -140,7 +141,7 @@ impl Remote {
     /// # Errors
     /// When the server cannot be reached, or has several.
     pub(super) fn connect(server: Server, model: Option<String>) -> Result<Remote> {
-        let agent = agent();
+        let agent = new_agent();
         let model = match model {
             Some(model) => model,
             None => only(server.models(&agent).context("cannot ask for the model; --model-name names one")?)?,
@@ -155,12 +156,15 @@ fn only(mut models: Vec<String>) -> Result<String> {
         1 => Ok(models.remove(0)),
         number => {
             let more = if number > 10 { ", ..." } else { "" };
-            bail!("the server has {number} models; --model-name chooses one of {}{more}", models[..number.min(10)].join(", "))
+            bail!(
+                "the server has {number} models; --model-name chooses one of {}{more}",
+                models[..number.min(10)].join(", ")
+            )
         }
     }
 }
 
-fn agent() -> Agent {
+fn new_agent() -> Agent {
     let config = Agent::config_builder().http_status_as_error(false).timeout_connect(Some(CONNECT_LIMIT));
     config.user_agent(concat!("taper/", env!("CARGO_PKG_VERSION"))).build().into()
 }
@@ -193,7 +197,7 @@ impl Talker for Remote {
             return answer.ended(outcome);
         }
         // Stopped, or nobody reads: what the server still computes is for nobody. A new agent, since this one ends.
-        std::mem::replace(&mut self.agent, agent()).shutdown();
+        std::mem::replace(&mut self.agent, new_agent()).shutdown();
         match ended? {
             Some(outcome) => outcome.map(|()| answer.stopped()),
             None => Ok(answer.stopped()),
@@ -397,7 +401,9 @@ mod tests {
 
     #[test]
     fn errors_are_found_wherever_servers_put_them() {
-        for body in [json!({"error": {"message": "x"}}), json!({"error": "x"}), json!({"message": "x"}), json!({"detail": "x"})] {
+        for body in
+            [json!({"error": {"message": "x"}}), json!({"error": "x"}), json!({"message": "x"}), json!({"detail": "x"})]
+        {
             assert_eq!(message_of(&body).as_deref(), Some("x"), "{body}");
         }
         assert_eq!(message_of(&Value::Null), None);

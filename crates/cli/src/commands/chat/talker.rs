@@ -169,7 +169,8 @@ mod tests {
 
     #[test]
     fn a_line_says_speed_first_token_and_what_was_spared() {
-        let words = "11 tokens, 100.0 tokens/s, first token after 12 ms, prompt of 40, 32 of it cached, 3 of 5 guesses right";
+        let words =
+            "11 tokens, 100.0 tokens/s, first token after 12 ms, prompt of 40, 32 of it cached, 3 of 5 guesses right";
         assert_eq!(reply(End::Complete).summary(), words);
         assert_eq!(reply(End::Limit).summary(), format!("{words}, cut at the limit"));
         assert!(reply(End::Stopped).summary().starts_with("stopped after 11 tokens"));

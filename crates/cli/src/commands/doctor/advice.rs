@@ -85,7 +85,10 @@ pub(super) fn advise(found: &Findings<'_>) -> Vec<Advice> {
         }
     }
     if let Some(gpu) = found.gpu {
-        add(format!("{gpu} computes only where it is asked to"), "add `--device cuda`, or set TAPER_DEVICE=cuda".into());
+        add(
+            format!("{gpu} computes only where it is asked to"),
+            "add `--device cuda`, or set TAPER_DEVICE=cuda".into(),
+        );
     }
     if found.gpu_without_kernels {
         add(
@@ -114,16 +117,29 @@ mod tests {
     #[test]
     fn a_machine_without_faults_gets_no_advice() {
         assert_eq!(advise(&Findings::default()), []);
-        let fine = HugePages { transparent: Some("madvise".into()), defrag: Some("madvise".into()), reserved_free: Some(0), ..HugePages::default() };
+        let fine = HugePages {
+            transparent: Some("madvise".into()),
+            defrag: Some("madvise".into()),
+            reserved_free: Some(0),
+            ..HugePages::default()
+        };
         assert_eq!(advise(&huge_pages(fine)), []);
     }
 
     #[test]
     fn each_fault_is_named_with_what_to_do() {
-        check(&Findings { untuned: Some("taper tune"), ..Findings::default() }, "no kernels were measured", "run `taper tune`");
+        check(
+            &Findings { untuned: Some("taper tune"), ..Findings::default() },
+            "no kernels were measured",
+            "run `taper tune`",
+        );
         check(&Findings { refused: vec![("amx", "Linux 5.16")], ..Findings::default() }, "has amx", "Linux 5.16");
         let never = || Some("never".to_owned());
-        check(&huge_pages(HugePages { transparent: never(), ..HugePages::default() }), "huge pages are off", "tee /sys/kernel/mm/transparent_hugepage/enabled");
+        check(
+            &huge_pages(HugePages { transparent: never(), ..HugePages::default() }),
+            "huge pages are off",
+            "tee /sys/kernel/mm/transparent_hugepage/enabled",
+        );
         check(&huge_pages(HugePages { defrag: never(), ..HugePages::default() }), "whole already", "/defrag");
         let reserved = HugePages { reserved_free: Some(2), size_bytes: Some(1 << 30), ..HugePages::default() };
         check(&huge_pages(reserved), "2.00 GiB are reserved", "vm.nr_hugepages=0");
@@ -133,7 +149,11 @@ mod tests {
 
     #[test]
     fn others_that_compute_are_told_of() {
-        let load = |load| Findings { threads: 2, system: System { load_average: Some(load), ..System::default() }, ..Findings::default() };
+        let load = |load| Findings {
+            threads: 2,
+            system: System { load_average: Some(load), ..System::default() },
+            ..Findings::default()
+        };
         assert_eq!(advise(&load(2.0)), []);
         check(&load(2.1), "load average is 2.1, and 2 threads", "close other programs");
     }

@@ -79,7 +79,8 @@ impl System {
             let used = memory_used_bytes.map_or_else(String::new, |used| format!(", {} used", BinaryBytes(used)));
             format!("{} of memory{used}", BinaryBytes(limit))
         });
-        let limits: Vec<String> = memory.into_iter().chain(processors.map(|number| format!("{number:.2} processors"))).collect();
+        let limits: Vec<String> =
+            memory.into_iter().chain(processors.map(|number| format!("{number:.2} processors"))).collect();
         facts.push(("limits", if limits.is_empty() { "none of a container".to_owned() } else { limits.join("; ") }));
         facts.extend(self.load_average.map(|load| ("load average", format!("{load:.2}"))));
         facts
@@ -129,7 +130,8 @@ impl Container {
     }
 
     fn limit_processors(&mut self, quota: Option<(f64, f64)>) {
-        let number = quota.filter(|(quota, period)| *quota > 0.0 && *period > 0.0).map(|(quota, period)| quota / period);
+        let number =
+            quota.filter(|(quota, period)| *quota > 0.0 && *period > 0.0).map(|(quota, period)| quota / period);
         if let Some(number) = number.filter(|number| self.processors.is_none_or(|other| *number < other)) {
             self.processors = Some(number);
         }
