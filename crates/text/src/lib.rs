@@ -38,6 +38,7 @@ pub use grammar::{BitMask, Grammar, GrammarCompiler, GrammarError, GrammarSpec};
 pub use pre_tokenizer::supported_names as supported_pre_tokenizers;
 pub use prompt::Prompt;
 pub use stop_matcher::{StopMatcher, StopOutput};
+pub use strftime::strftime;
 pub use tokenizer::{EncodeOptions, Tokenizer};
 
 /// These are made once and shared between request threads.
