@@ -10,6 +10,7 @@ use taper_engine::{FinishReason, TokenLogprobs};
 use crate::errors::ApiError;
 use crate::generation::{Generation, Output, Piece, Totals};
 use crate::parameters::Parameters;
+use crate::reply;
 use crate::sse;
 use crate::state::{ServedModel, ServerState};
 
@@ -135,11 +136,7 @@ pub(crate) async fn send<S: Shape>(
         let text = if is_large { context.state.work().write(|| whole.write()).await? } else { whole.write() };
         ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], text).into_response()
     };
-    if !context.ignored.is_empty()
-        && let Ok(names) = HeaderValue::from_str(&context.ignored.join(", "))
-    {
-        response.headers_mut().insert("x-taper-ignored-fields", names);
-    }
+    reply::report_ignored(&mut response, context.ignored);
     Ok(response)
 }
 

@@ -1,5 +1,5 @@
 #![forbid(unsafe_code)]
-//! The OpenAI-compatible HTTP API.
+//! The OpenAI-compatible HTTP API, and llama-server's own.
 //!
 //! [`app`] is the router, [`run`] serves it on a listener until a future says stop, and [`ServerState`] is what both share
 //! with the program that loads the model: the socket may listen (and answer 503 with a reason) before the weights are read.
@@ -16,13 +16,16 @@ mod answer;
 mod api;
 mod body;
 mod errors;
+mod facts;
 mod fields;
 mod generation;
 mod grammar_fields;
 mod io_timeout;
 mod middleware;
+mod mixed_prompt;
 mod parameters;
 mod prompt;
+mod reply;
 mod serve;
 mod sse;
 mod state;
@@ -34,6 +37,7 @@ mod unsupported;
 mod work;
 
 pub use errors::ApiError;
+pub use facts::ServerFacts;
 pub use serve::{app, run};
 pub use state::{ServedModel, ServerState};
 pub use timeouts::Timeouts;
