@@ -60,6 +60,8 @@ pub mod limits {
     /// Bytes, by a rough estimate, that one answer tells of its prompts, over all its choices: log-probabilities, ids of
     /// tokens, the text itself. A prompt costs little to compute: without a limit one request could have gigabytes written.
     pub const MAX_PROMPT_DETAIL_BYTES: usize = 64 << 20;
+    /// Bytes of an answer that repeats what the request holds: its tokens, or their text.
+    pub const MAX_TOLD_BYTES: usize = MAX_PROMPT_DETAIL_BYTES;
     /// Requests whose grammars are compiled, or wait for the compiler, at a time.
     pub const MAX_COMPILING: usize = 16;
     /// Stop strings per request.

@@ -313,6 +313,11 @@ impl EngineHandle {
         status
     }
 
+    /// Tokens of prompts that wait to be begun.
+    pub fn queued_tokens(&self) -> usize {
+        self.0.shared.queued_tokens.load(Ordering::Acquire)
+    }
+
     /// What it counted and timed so far.
     pub fn metrics(&self) -> &EngineMetrics {
         &self.0.shared.metrics

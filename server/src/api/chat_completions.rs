@@ -63,6 +63,16 @@ fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared
     Ok(Prepared { parameters, prompt, ignored })
 }
 
+/// How many tokens the prompt of a request has, and its fields that nobody knows.
+pub(crate) fn count_tokens(
+    body: &[u8],
+    state: &ServerState,
+    served: &Served,
+) -> Result<(usize, Vec<String>), ApiError> {
+    let Prepared { prompt, ignored, .. } = prepare(body, state, served)?;
+    Ok((prompt.len(), ignored))
+}
+
 /// `logprobs` asks for those of the chosen tokens, `top_logprobs` for the most probable ones beside them.
 fn read_logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     let is_asked = fields.boolean("logprobs")?.unwrap_or(false);
@@ -73,7 +83,7 @@ fn read_logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     Ok(is_asked.then_some(num_top))
 }
 
-fn template_variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+pub(crate) fn template_variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
     let Some(variables) = fields.object("chat_template_kwargs")? else { return Ok(Map::new()) };
     let variables = variables.into_rest();
     match RESERVED_VARIABLES.iter().find(|name| variables.contains_key(**name)) {
@@ -86,7 +96,7 @@ fn template_variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiErro
     }
 }
 
-fn read_messages(fields: &mut Fields) -> Result<Vec<ChatMessage>, ApiError> {
+pub(crate) fn read_messages(fields: &mut Fields) -> Result<Vec<ChatMessage>, ApiError> {
     let Some(items) = fields.array("messages")? else {
         return Err(ApiError::missing("messages", "messages is missing; it is an array of {\"role\", \"content\"}"));
     };

@@ -2,10 +2,12 @@
 
 use axum::body::{Body, Bytes};
 use axum::http::HeaderMap;
+use serde_json::Value;
 use std::sync::Arc;
 
 use crate::body;
 use crate::errors::ApiError;
+use crate::fields::{Fields, show};
 use crate::parameters::Parameters;
 use crate::state::{ActiveGuard, Served, ServerState};
 use crate::time_limit::TimeLimit;
@@ -13,9 +15,14 @@ use crate::work::HeldBytes;
 
 pub(crate) mod chat_completions;
 pub(crate) mod completions;
+pub(crate) mod description;
 pub(crate) mod health;
+pub(crate) mod loads;
 pub(crate) mod metrics;
 pub(crate) mod models;
+pub(crate) mod native;
+pub(crate) mod server_info;
+pub(crate) mod tokens;
 
 /// A request that has been read and admitted.
 struct Admitted {
@@ -40,6 +47,16 @@ async fn admit(state: &ServerState, headers: &HeaderMap, body: Body) -> Result<A
     let served = state.admit()?;
     let time_limit = TimeLimit::start(served.model.engine.request_timeout());
     Ok(Admitted { body, held, served, active, time_limit })
+}
+
+/// Takes `model` and refuses the name of another one.
+fn check_model(fields: &mut Fields, state: &ServerState, served: &Served) -> Result<(), ApiError> {
+    match fields.string("model")? {
+        Some(name) if !state.answers_to(&served.model.id, &name) => {
+            Err(ApiError::model_not_found(&show(&Value::String(name)), &served.model.id))
+        }
+        _ => Ok(()),
+    }
 }
 
 impl Admitted {
