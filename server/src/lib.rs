@@ -26,6 +26,7 @@ mod mixed_prompt;
 mod parameters;
 mod prompt;
 mod reply;
+mod routes;
 mod serve;
 mod sse;
 mod state;

@@ -291,7 +291,7 @@ fn samplers(fields: &mut Fields) -> Result<Option<Vec<&'static str>>, ApiError> 
             );
             return Err(ApiError::unsupported("samplers", message));
         };
-        named.push(sampler);
+        named.push(*sampler);
     }
     Ok(Some(named))
 }

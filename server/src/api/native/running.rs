@@ -36,7 +36,7 @@ impl Running {
                 self.deadline = None;
                 self.is_late = true;
             }
-            if self.is_late && self.native.unfinished().all(|choice| choice.piece.text.contains('\n')) {
+            if self.is_late && self.native.may_be_cut() {
                 self.cut();
                 return Poll::Ready(None);
             }

@@ -51,8 +51,8 @@ pub(super) fn settings(sampling: &SamplingParams, stream: bool) -> Value {
 
 /// One choice so far.
 #[derive(Debug, Default)]
-pub(super) struct Choice {
-    pub(super) piece: Piece,
+struct Choice {
+    piece: Piece,
     reason: Option<FinishReason>,
 }
 
@@ -119,8 +119,10 @@ impl Native {
         self.choices[choice].reason.get_or_insert(reason);
     }
 
-    pub(super) fn unfinished(&self) -> impl Iterator<Item = &Choice> {
-        self.choices.iter().filter(|choice| choice.reason.is_none())
+    /// Whether some choices have not ended, and each of these has a line break.
+    pub(super) fn may_be_cut(&self) -> bool {
+        let mut unfinished = self.choices.iter().filter(|choice| choice.reason.is_none()).peekable();
+        unfinished.peek().is_some() && unfinished.all(|choice| choice.piece.text.contains('\n'))
     }
 
     pub(super) fn note_usage(&mut self, prompt: usize, usage: Option<Usage>) {
