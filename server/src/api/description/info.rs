@@ -145,7 +145,7 @@ pub(crate) fn loads() -> Operation {
         ("max_running_requests", integer("Places of the batch.")),
     ];
     let required: Vec<&str> = core.iter().map(|(name, _)| *name).collect();
-    let mut fields = core.clone();
+    let mut fields = core;
     fields.extend([
         ("memory", all(vec![("kv_cache_gb", number("")), ("token_capacity", count())])),
         ("speculative", all(vec![("accept_length", number("Tokens per verification.")), ("accept_rate", number("Right guesses of all."))])),

@@ -139,7 +139,7 @@ pub(super) fn components() -> Vec<Named> {
         ("predicted_per_second", number("Tokens after the first per second.")),
     ];
     let required: Vec<&str> = timings.iter().map(|(name, _)| *name).collect();
-    let mut fields = timings.clone();
+    let mut fields = timings;
     fields.push(("cache_n", integer("Tokens of the prompt that were not computed again; on llama-server's endpoints.")));
     let usage = all(vec![
         ("prompt_tokens", integer("Tokens of all prompts.")),
