@@ -5,6 +5,7 @@ mod args;
 mod calibration_file;
 mod commands;
 mod device;
+mod facts;
 mod generate;
 mod listen;
 mod load;

@@ -37,7 +37,7 @@ fn served() -> (ServerState, Arc<Served>) {
 }
 
 /// For each schema of a request: what reads it, and bodies that make it ask for every field there is.
-fn readers() -> Vec<(&'static str, Read, Vec<Value>)> {
+fn readers() -> [(&'static str, Read, Vec<Value>); 6] {
     let message = json!({ "role": "user", "content": [{ "type": "text", "text": "hi" }] });
     let formats = json!({ "type": "json_schema", "json_schema": { "name": "n", "schema": {} } });
     let forms = [
@@ -53,7 +53,7 @@ fn readers() -> Vec<(&'static str, Read, Vec<Value>)> {
         });
         with_forms.collect::<Vec<Value>>()
     };
-    vec![
+    [
         (
             "ChatRequest",
             |body, state, served| chat_completions::count_tokens(body, state, served).map(drop),
@@ -148,7 +148,7 @@ fn every_request_has_a_reader_in_this_test() {
         let schema = &body["content"][JSON]["schema"];
         let name = schema["$ref"].as_str().and_then(|reference| reference.rsplit('/').next());
         // An alias has the description of the path that it stands for.
-        let name = name.map_or_else(|| path.trim_start_matches("/v1"), |name| name);
+        let name = name.unwrap_or_else(|| path.trim_start_matches("/v1"));
         assert!(readers().iter().any(|(known, ..)| *known == name), "{path}: nothing reads {name} here");
         named.remove(name);
     }
