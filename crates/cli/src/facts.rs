@@ -45,7 +45,7 @@ fn options(args: &ServeArgs) -> Map<String, Value> {
         "ctx": context.ctx,
         "chat_template": context.chat_template,
         "kv_cache_size": engine.kv_cache_size,
-        "cache_dir": engine.cache_dir,
+        "cache_dir": engine.cache_dir.as_ref().map(|folder| folder.display().to_string()),
         "cache_dir_size": engine.cache_dir_size,
         "speculation": name(engine.speculation),
         "draft_model": engine.draft_model,
