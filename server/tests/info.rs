@@ -72,7 +72,10 @@ async fn models_tell_what_is_known_of_them() {
     assert_eq!(card["max_model_len"], 512);
     assert_eq!((&card["root"], &card["owned_by"]), (&json!(MODEL), &json!("taper")));
     let meta = &card["meta"];
-    assert_eq!((&meta["n_ctx_train"], &meta["n_params"], &meta["size"]), (&json!(2048), &json!(1_000_000), &json!(4_000_000)));
+    assert_eq!(
+        (&meta["n_ctx_train"], &meta["n_params"], &meta["size"]),
+        (&json!(2048), &json!(1_000_000), &json!(4_000_000))
+    );
     let answer = get(&state, "/v1/models/gpt-9").await;
     assert_eq!((answer.status.as_u16(), &answer.error()["code"]), (404, &json!("model_not_found")));
 }
@@ -97,7 +100,10 @@ async fn loads_count_what_runs_and_what_waits() {
     let config = EngineConfig { max_batch: 1, ..EngineConfig::default() };
     let (state, engine) = state_with(runner, config, Timeouts::default());
     let idle = ask(&state, "/v1/loads").await["loads"][0].clone();
-    assert_eq!((&idle["num_running_reqs"], &idle["num_waiting_reqs"], &idle["num_used_tokens"]), (&json!(0), &json!(0), &json!(0)));
+    assert_eq!(
+        (&idle["num_running_reqs"], &idle["num_waiting_reqs"], &idle["num_used_tokens"]),
+        (&json!(0), &json!(0), &json!(0))
+    );
     assert_eq!((&idle["max_total_num_tokens"], &idle["max_running_requests"]), (&json!(64 * 16), &json!(1)));
 
     gate.allow(1);
@@ -152,7 +158,10 @@ async fn props_tell_clients_of_llama_server_what_they_look_for() {
     let Vocabulary { tokenizer, template } = vocabulary();
     assert_eq!((&props["total_slots"], &props["model_path"]), (&json!(16), &json!("/models/tiny.gguf")));
     assert_eq!(props["chat_template"], template.source());
-    assert_eq!((&props["bos_token"], &props["eos_token"]), (&json!(tokenizer.bos_text()), &json!(tokenizer.eos_text())));
+    assert_eq!(
+        (&props["bos_token"], &props["eos_token"]),
+        (&json!(tokenizer.bos_text()), &json!(tokenizer.eos_text()))
+    );
     assert_eq!(props["modalities"], json!({ "vision": false, "audio": false }));
     assert_eq!(props["build_info"], FINGERPRINT);
     let defaults = &props["default_generation_settings"];

@@ -65,7 +65,10 @@ async fn an_answer_has_llama_servers_fields() {
         assert_eq!((&body["timings"]["prompt_n"], &body["timings"]["predicted_n"]), (&json!(4), &json!(num_tokens)));
         assert_eq!((&body["timings"]["cache_n"], &body["tokens_cached"]), (&json!(0), &json!(0)));
         let settings = &body["generation_settings"];
-        assert_eq!((&settings["top_k"], &settings["n_predict"], &settings["mirostat"]), (&json!(40), &json!(-1), &json!(0)));
+        assert_eq!(
+            (&settings["top_k"], &settings["n_predict"], &settings["mirostat"]),
+            (&json!(40), &json!(-1), &json!(0))
+        );
         assert_eq!(settings["seed"], 4_294_967_295_u32);
         assert!(body.get("completion_probabilities").is_none());
     }
@@ -106,7 +109,13 @@ async fn prompts_may_be_text_tokens_a_mix_or_several() {
     let runner = StubRunner::scripted(limits(), script, end_token());
     let (state, _engine) = state_with(runner, EngineConfig::default(), Timeouts::default());
     let (p, one, colon) = (u32::from(b'p'), u32::from(b'1'), u32::from(b':'));
-    for prompt in [json!("p1:"), json!([p, one, colon]), json!([p, "1", colon]), json!(["p1:"]), json!({ "prompt_string": "p1:" })] {
+    for prompt in [
+        json!("p1:"),
+        json!([p, one, colon]),
+        json!([p, "1", colon]),
+        json!(["p1:"]),
+        json!({ "prompt_string": "p1:" }),
+    ] {
         let body = answer(&state, json!({ "prompt": prompt })).await;
         assert_eq!((&body["content"], &body["prompt"]), (&json!("R1"), &json!("p1:")), "{prompt}");
     }
@@ -148,7 +157,10 @@ async fn parameters_reach_the_sampler_under_llama_cpps_names() {
         (json!({ "presence_penalty": 1.5, "n_predict": 4 }), "abca"),
         (json!({ "presence_penalty": 2, "frequency_penalty": 1, "repeat_last_n": 0, "n_predict": 6 }), "abcabc"),
         (json!({ "temperature": 1, "samplers": ["temperature", "top_k"], "top_k": 1, "min_p": 0.5 }), "abcabcabc"),
-        (json!({ "samplers": ["penalties", "dry", "temperature", "min_p", "top_k", "typical_p", "xtc", "top_p"] }), "abcabcabc"),
+        (
+            json!({ "samplers": ["penalties", "dry", "temperature", "min_p", "top_k", "typical_p", "xtc", "top_p"] }),
+            "abcabcabc",
+        ),
         (json!({ "stop": ["ca"] }), "ab"),
     ] {
         let mut all = json!({ "temperature": 0, "n_predict": 9 });
@@ -304,7 +316,11 @@ async fn values_that_mean_nothing_are_refused_by_name() {
         (json!({ "prompt": [1, [2]] }), "prompt", "integer"),
         (json!({ "prompt": [4_000_000] }), "prompt", "4000000"),
         (json!({ "prompt": {} }), "prompt.prompt_string", "missing"),
-        (json!({ "prompt": { "prompt_string": "a", "multimodal_data": ["x"] } }), "prompt.multimodal_data", "text only"),
+        (
+            json!({ "prompt": { "prompt_string": "a", "multimodal_data": ["x"] } }),
+            "prompt.multimodal_data",
+            "text only",
+        ),
         (json!({ "prompt": vec!["a"; 513] }), "prompt", "at most 512"),
         (json!({ "n_predict": -3 }), "n_predict", "at least -2"),
         (json!({ "n_predict": "all" }), "n_predict", "\"all\""),

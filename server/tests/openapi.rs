@@ -24,19 +24,34 @@ fn samples() -> Vec<(&'static str, &'static str, Value)> {
         body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
         ("post", CHAT, body)
     };
-    let everything = json!({ "logprobs": true, "top_logprobs": 2, "return_token_ids": true, "n": 2, "prompt_logprobs": 1 });
+    let everything =
+        json!({ "logprobs": true, "top_logprobs": 2, "return_token_ids": true, "n": 2, "prompt_logprobs": 1 });
     let mut samples = vec![
         chat(json!({})),
         chat(everything),
-        chat(json!({ "stream": true, "stream_options": { "include_usage": true }, "logprobs": true, "return_token_ids": true })),
+        chat(
+            json!({ "stream": true, "stream_options": { "include_usage": true }, "logprobs": true, "return_token_ids": true }),
+        ),
         ("post", COMPLETIONS, json!({ "prompt": "Once" })),
-        ("post", COMPLETIONS, json!({ "prompt": ["a", [98]], "logprobs": 2, "echo": true, "return_token_ids": true, "prompt_logprobs": 1 })),
-        ("post", COMPLETIONS, json!({ "prompt": "Once", "stream": true, "logprobs": 1, "return_token_ids": true, "stream_options": { "include_usage": true } })),
+        (
+            "post",
+            COMPLETIONS,
+            json!({ "prompt": ["a", [98]], "logprobs": 2, "echo": true, "return_token_ids": true, "prompt_logprobs": 1 }),
+        ),
+        (
+            "post",
+            COMPLETIONS,
+            json!({ "prompt": "Once", "stream": true, "logprobs": 1, "return_token_ids": true, "stream_options": { "include_usage": true } }),
+        ),
         ("post", "/v1/chat/completions/input_tokens", json!({ "messages": messages })),
         ("post", "/apply-template", json!({ "messages": messages })),
     ];
     for path in ["/completion", "/completions"] {
-        samples.push(("post", path, json!({ "prompt": "Once", "n_probs": 1, "return_tokens": true, "logit_bias": [["z", false], [65, 1]] })));
+        samples.push((
+            "post",
+            path,
+            json!({ "prompt": "Once", "n_probs": 1, "return_tokens": true, "logit_bias": [["z", false], [65, 1]] }),
+        ));
         samples.push(("post", path, json!({ "prompt": ["a", "b"], "n_predict": 2 })));
         samples.push(("post", path, json!({ "prompt": "Once", "stream": true, "n_probs": 1 })));
     }
@@ -50,7 +65,9 @@ fn samples() -> Vec<(&'static str, &'static str, Value)> {
         samples.push(("post", path, json!({ "tokens": [104] })));
     }
     let model = "/v1/models/{id}";
-    for path in ["/tokenizer_info", "/v1/models", model, "/live", "/health", "/v1/health", "/ping", "/version", "/server_info"] {
+    for path in
+        ["/tokenizer_info", "/v1/models", model, "/live", "/health", "/v1/health", "/ping", "/version", "/server_info"]
+    {
         samples.push(("get", path, Value::Null));
     }
     for path in ["/props", "/slots", "/loads", "/v1/loads", "/metrics", "/openapi.json", "/docs"] {
@@ -81,7 +98,8 @@ fn validator(schema: &Value, document: &Value) -> jsonschema::Validator {
 }
 
 fn check(value: &Value, validator: &jsonschema::Validator, what: &str) {
-    let errors: Vec<String> = validator.iter_errors(value).map(|error| format!("{}: {error}", error.instance_path())).collect();
+    let errors: Vec<String> =
+        validator.iter_errors(value).map(|error| format!("{}: {error}", error.instance_path())).collect();
     assert!(errors.is_empty(), "{what}: {value}\n{errors:#?}");
 }
 
@@ -93,7 +111,10 @@ async fn every_answer_has_the_form_that_is_described() {
     for (path, methods) in document["paths"].as_object().unwrap() {
         described.extend(methods.as_object().unwrap().keys().map(|method| (method.clone(), path.clone())));
     }
-    for facts in [ServerFacts::default(), ServerFacts { num_params: Some(1), device: Some("cpu".to_owned()), ..Default::default() }] {
+    for facts in [
+        ServerFacts::default(),
+        ServerFacts { num_params: Some(1), device: Some("cpu".to_owned()), ..Default::default() },
+    ] {
         state.set_facts(facts);
         for (method, path, body) in samples() {
             let what = format!("{method} {path} {body}");
@@ -103,7 +124,11 @@ async fn every_answer_has_the_form_that_is_described() {
             if let Some(request) = operation["requestBody"]["content"]["application/json"].get("schema") {
                 check(&body, &validator(request, &document), &format!("the body of {what}"));
             }
-            let answer = if method == "post" { post(&state, path, &body).await } else { get(&state, &path.replace("{id}", "tiny")).await };
+            let answer = if method == "post" {
+                post(&state, path, &body).await
+            } else {
+                get(&state, &path.replace("{id}", "tiny")).await
+            };
             assert_eq!(answer.status, 200, "{what}: {}", answer.body);
             let content_type = answer.headers["content-type"].to_str().unwrap().split(';').next().unwrap().to_owned();
             let schema = &operation["responses"]["200"]["content"][&content_type]["schema"];

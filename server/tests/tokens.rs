@@ -126,7 +126,8 @@ async fn tokens_become_text_again_under_both_names() {
 
 #[tokio::test]
 async fn a_template_is_applied_without_an_answer() {
-    let messages = json!([{ "role": "system", "content": "s" }, { "role": "user", "content": [{ "type": "text", "text": "u" }] }]);
+    let messages =
+        json!([{ "role": "system", "content": "s" }, { "role": "user", "content": [{ "type": "text", "text": "u" }] }]);
     let state = state();
     let whole = ask(&state, "/apply-template", json!({ "messages": messages })).await;
     let body = json!({ "messages": messages, "add_generation_prompt": false, "chat_template_kwargs": { "x": 1 } });
@@ -149,7 +150,12 @@ async fn what_cannot_be_tokenized_is_refused_by_name() {
         ("/tokenize", json!({ "content": "a", "prompt": "a" }), "content", "beside prompt"),
         ("/tokenize", json!({ "prompt": 5 }), "prompt", "must be a string, got 5"),
         ("/tokenize", json!({ "prompt": "a", "return_token_strs": "yes" }), "return_token_strs", "true or false"),
-        ("/tokenize", json!({ "prompt": "a", "add_generation_prompt": false }), "add_generation_prompt", "not supported"),
+        (
+            "/tokenize",
+            json!({ "prompt": "a", "add_generation_prompt": false }),
+            "add_generation_prompt",
+            "not supported",
+        ),
         ("/tokenize", json!({ "messages": all }), "messages[0].role", "tool"),
         ("/tokenize", json!({ "content": { "a": 1 } }), "content.prompt_string", "missing"),
         ("/tokenize", json!({ "content": ["a", 5.5] }), "content", "integer"),
@@ -158,8 +164,18 @@ async fn what_cannot_be_tokenized_is_refused_by_name() {
         ("/detokenize", json!({ "tokens": [1, -1] }), "tokens", "from 0"),
         ("/detokenize", json!({ "tokens": [4_000_000] }), "tokens", "4000000"),
         ("/apply-template", json!({}), "messages", "missing"),
-        ("/apply-template", json!({ "messages": messages, "chat_template_kwargs": { "messages": 1 } }), "chat_template_kwargs.messages", "server"),
-        ("/v1/chat/completions/input_tokens", json!({ "messages": messages, "temperature": 9 }), "temperature", "between 0 and 2"),
+        (
+            "/apply-template",
+            json!({ "messages": messages, "chat_template_kwargs": { "messages": 1 } }),
+            "chat_template_kwargs.messages",
+            "server",
+        ),
+        (
+            "/v1/chat/completions/input_tokens",
+            json!({ "messages": messages, "temperature": 9 }),
+            "temperature",
+            "between 0 and 2",
+        ),
     ] {
         check_refused(path, body, param, message).await;
     }
@@ -176,7 +192,10 @@ async fn a_text_longer_than_the_context_is_counted_and_one_that_cannot_fit_is_re
     assert_eq!(ask(&state, "/tokenize", json!({ "prompt": "x".repeat(600) })).await["count"], 600);
     let answer = post(&state, "/tokenize", &json!({ "content": "x".repeat(1 << 20) })).await;
     assert_eq!(answer.status, 400);
-    assert_eq!((&answer.error()["code"], &answer.error()["param"]), (&json!("context_length_exceeded"), &json!("content")));
+    assert_eq!(
+        (&answer.error()["code"], &answer.error()["param"]),
+        (&json!("context_length_exceeded"), &json!("content"))
+    );
     let mut body = br#"{"content": ""#.to_vec();
     body.resize(taper_server::limits::MAX_BODY_BYTES + 1, b'x');
     assert_eq!(post_bytes(&state, "/tokenize", body).await.status, 413);
@@ -201,7 +220,10 @@ async fn the_tokenizer_tells_what_renderers_of_templates_need() {
     let answer = get(&state(), "/tokenizer_info").await.json();
     let Vocabulary { tokenizer, template } = vocabulary();
     assert_eq!(answer["chat_template"], template.source());
-    assert_eq!((&answer["bos_token"], &answer["eos_token"]), (&json!(tokenizer.bos_text()), &json!(tokenizer.eos_text())));
+    assert_eq!(
+        (&answer["bos_token"], &answer["eos_token"]),
+        (&json!(tokenizer.bos_text()), &json!(tokenizer.eos_text()))
+    );
     assert_eq!(answer["vocab_size"], tokenizer.vocab_size());
     assert_eq!(answer["add_bos_token"], false);
     assert!(answer["special_tokens"].as_array().unwrap().contains(&json!("<|im_start|>")));

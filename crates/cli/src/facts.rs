@@ -87,7 +87,10 @@ mod tests {
         let facts = of_server(ServerFacts::default(), &args);
         assert_eq!(facts.device.as_deref(), Some("cpu"));
         let of = |name: &str| &facts.options[name];
-        assert_eq!((of("max_batch"), of("speculation"), of("request_timeout")), (&json!(3), &json!("off"), &json!(0.5)));
+        assert_eq!(
+            (of("max_batch"), of("speculation"), of("request_timeout")),
+            (&json!(3), &json!("off"), &json!(0.5))
+        );
         assert_eq!((of("kv_cache_dtype"), of("deterministic"), of("ctx")), (&json!("f16"), &json!("on"), &Value::Null));
     }
 }

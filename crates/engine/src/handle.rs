@@ -261,7 +261,8 @@ impl EngineHandle {
         // Only submissions add to the count, and they hold the lock.
         let num_tokens = request.prompt_tokens.len();
         let queued_tokens = inner.shared.queued_tokens.load(Ordering::Acquire);
-        let is_too_long = queued_tokens > 0 && queued_tokens.saturating_add(num_tokens) > inner.config.max_queued_tokens;
+        let is_too_long =
+            queued_tokens > 0 && queued_tokens.saturating_add(num_tokens) > inner.config.max_queued_tokens;
         if is_too_long || inner.shared.live.load(Ordering::Acquire) + num_choices > inner.max_live {
             return Err(SubmitError::QueueFull { retry_after_s: self.retry_after_s() });
         }

@@ -77,7 +77,8 @@ pub(crate) fn document() -> Value {
     for Route { method, path, describe, .. } in routes() {
         let (path, parameters) = path_parameters(path);
         let name = path.trim_start_matches('/').replace(['/', '-', '.', '{', '}'], "_");
-        paths.entry(path).or_insert_with(|| json!({}))[method] = operation(describe(), &format!("{method}_{name}"), parameters);
+        paths.entry(path).or_insert_with(|| json!({}))[method] =
+            operation(describe(), &format!("{method}_{name}"), parameters);
     }
     json!({
         "openapi": "3.1.0",
@@ -134,7 +135,9 @@ pub(crate) async fn openapi() -> Response {
 /// The page has no scripts and loads nothing; a browser would not let it.
 pub(crate) async fn docs() -> Response {
     let nonce = uuid::Uuid::new_v4().simple().to_string();
-    let policy = format!("default-src 'none'; style-src 'nonce-{nonce}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'");
+    let policy = format!(
+        "default-src 'none'; style-src 'nonce-{nonce}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    );
     let mut response = Html(PAGE.replacen(page::NONCE, &nonce, 1)).into_response();
     let headers = response.headers_mut();
     if let Ok(policy) = HeaderValue::from_str(&policy) {

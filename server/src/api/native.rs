@@ -62,4 +62,3 @@ pub(crate) fn default_settings() -> Value {
     };
     shape::settings(&sampling, false)
 }
-

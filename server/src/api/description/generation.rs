@@ -5,8 +5,8 @@ use taper_engine::MAX_LOGPROBS;
 
 use super::Operation;
 use super::schema::{
-    Named, all, any_of, array, boolean, ids, integer, integer_from, integer_in, map, nullable, number, number_in, object,
-    one_of, optional, reference, reference_as, string, strings,
+    Named, all, any_of, array, boolean, ids, integer, integer_from, integer_in, map, nullable, number, number_in,
+    object, one_of, optional, reference, reference_as, string, strings,
 };
 use crate::limits::MAX_CHOICES;
 
@@ -74,13 +74,22 @@ pub(super) fn shared_fields() -> Vec<Named> {
         ("logit_bias", logit_bias()),
         ("allowed_token_ids", ids("The only tokens that may be chosen; an empty list restricts nothing.")),
         ("bad_words", strings("Texts that are never generated.")),
-        ("stop", any_of(vec![json!({ "type": "string" }), strings("")], "Texts that end an answer; they are not part of it.")),
+        (
+            "stop",
+            any_of(
+                vec![json!({ "type": "string" }), strings("")],
+                "Texts that end an answer; they are not part of it.",
+            ),
+        ),
         ("stop_token_ids", ids("Tokens that end an answer.")),
         ("include_stop_str_in_output", boolean("Put the stop text into the answer after all.")),
         ("ignore_eos", boolean("Go on after the token that ends a text.")),
         ("stream", boolean("Answer with server-sent events.")),
         ("stream_options", optional(vec![("include_usage", boolean("A last chunk has the usage."))])),
-        ("prompt_logprobs", integer_in(0, most_logprobs(), "vLLM's: log-probabilities of the prompt's tokens; not in streams.")),
+        (
+            "prompt_logprobs",
+            integer_in(0, most_logprobs(), "vLLM's: log-probabilities of the prompt's tokens; not in streams."),
+        ),
         ("return_token_ids", boolean("vLLM's: the ids of the answer's tokens.")),
         ("return_tokens_as_token_ids", boolean("vLLM's: write tokens as token_id:17.")),
         ("priority", integer("Lower is served earlier.")),
@@ -185,18 +194,27 @@ fn chat_request() -> Value {
 
 fn completion_request() -> Value {
     let prompt = any_of(
-        vec![
-            json!({ "type": "string" }),
-            ids(""),
-            array(any_of(vec![json!({ "type": "string" }), ids("")], ""), ""),
-        ],
+        vec![json!({ "type": "string" }), ids(""), array(any_of(vec![json!({ "type": "string" }), ids("")], ""), "")],
         "A text, token ids, or an array of either.",
     );
     let mut fields = vec![
         ("prompt", prompt),
-        ("logprobs", any_of(vec![integer_in(0, most_logprobs(), ""), json!({ "const": false })], "Tell the log-probabilities of each token and of this many most probable ones.")),
+        (
+            "logprobs",
+            any_of(
+                vec![integer_in(0, most_logprobs(), ""), json!({ "const": false })],
+                "Tell the log-probabilities of each token and of this many most probable ones.",
+            ),
+        ),
         ("echo", boolean("Put the prompt before the answer; max_tokens may be 0 then.")),
-        ("best_of", integer_in(1, MAX_CHOICES as i64, "Generate this many and answer with the n most probable by token; not in streams.")),
+        (
+            "best_of",
+            integer_in(
+                1,
+                MAX_CHOICES as i64,
+                "Generate this many and answer with the n most probable by token; not in streams.",
+            ),
+        ),
     ];
     fields.extend(shared_fields().into_iter().filter(|(name, _)| *name != "max_tokens"));
     fields.push(("max_tokens", integer_from(0, "Tokens of the answer, 16 where nothing is said; 0 with echo alone.")));
@@ -311,7 +329,10 @@ fn completion(kind: &str, is_whole: bool) -> Value {
 fn completion_logprobs() -> Value {
     let numbers = array(json!({ "type": ["number", "null"] }), "The first token of a text has none.");
     let top = array(
-        any_of(vec![json!({ "type": "object", "additionalProperties": { "type": "number" } }), json!({ "type": "null" })], ""),
+        any_of(
+            vec![json!({ "type": "object", "additionalProperties": { "type": "number" } }), json!({ "type": "null" })],
+            "",
+        ),
         "From tokens to log-probabilities.",
     );
     all(vec![
@@ -323,11 +344,8 @@ fn completion_logprobs() -> Value {
 }
 
 fn prompt_logprobs() -> Value {
-    let found = all(vec![
-        ("logprob", number("")),
-        ("rank", integer("1 is the most probable.")),
-        ("decoded_token", string("")),
-    ]);
+    let found =
+        all(vec![("logprob", number("")), ("rank", integer("1 is the most probable.")), ("decoded_token", string(""))]);
     let of_token = json!({ "type": "object", "additionalProperties": found });
     array(nullable(of_token), "For each token of the prompt but the first, from ids to log-probabilities.")
 }

@@ -63,7 +63,10 @@ pub(crate) fn health() -> Operation {
         ("status", string("The error's code.")),
         ("reason", string("Its message.")),
     ]);
-    Operation { error, ..Operation::get(TAG, "Whether a request would be taken; a 503 with the reason otherwise", answer) }
+    Operation {
+        error,
+        ..Operation::get(TAG, "Whether a request would be taken; a 503 with the reason otherwise", answer)
+    }
 }
 
 /// GET /version.
@@ -148,11 +151,14 @@ pub(crate) fn loads() -> Operation {
     let mut fields = core;
     fields.extend([
         ("memory", all(vec![("kv_cache_gb", number("")), ("token_capacity", count())])),
-        ("speculative", all(vec![("accept_length", number("Tokens per verification.")), ("accept_rate", number("Right guesses of all."))])),
         (
-            "queues",
-            all(vec![("waiting", count()), ("grammar", count()), ("paused", count()), ("retracted", count())]),
+            "speculative",
+            all(vec![
+                ("accept_length", number("Tokens per verification.")),
+                ("accept_rate", number("Right guesses of all.")),
+            ]),
         ),
+        ("queues", all(vec![("waiting", count()), ("grammar", count()), ("paused", count()), ("retracted", count())])),
     ]);
     let answer = all(vec![
         ("timestamp", string("ISO 8601, in UTC.")),
@@ -177,12 +183,7 @@ pub(crate) fn metrics() -> Operation {
 /// GET /openapi.json.
 pub(crate) fn openapi() -> Operation {
     let answer = object(
-        vec![
-            ("openapi", string("3.1.0")),
-            ("info", map("")),
-            ("paths", map("")),
-            ("components", map("")),
-        ],
+        vec![("openapi", string("3.1.0")), ("info", map("")), ("paths", map("")), ("components", map(""))],
         &["openapi", "info", "paths", "components"],
     );
     Operation::get(TAG, "This description", answer)

@@ -83,7 +83,10 @@ fn request() -> Value {
     );
     let mut fields = vec![
         ("prompt", any_of([one(), vec![several]].concat(), "A text, token ids, a mix of both, or an array of these.")),
-        ("n_predict", integer_from(-2, "Tokens of the answer: -1 (where nothing is said) is the rest of the context, 0 is none.")),
+        (
+            "n_predict",
+            integer_from(-2, "Tokens of the answer: -1 (where nothing is said) is the rest of the context, 0 is none."),
+        ),
         ("n_cmpl", integer_in(1, MAX_CHOICES as i64, "Answers per prompt.")),
         ("temperature", number_in(-1.0, 2.0, "0.8 where nothing is said; 0 and less are greedy.")),
         ("top_k", integer_from(-1, "40 where nothing is said; 0 and -1 keep all.")),
@@ -91,12 +94,30 @@ fn request() -> Value {
         ("min_p", number_in(0.0, 1.0, "0.05 where nothing is said.")),
         ("seed", integer("-1 is any.")),
         ("repeat_last_n", integer_from(-1, "Penalties look at the whole text here: -1, or 0 to turn them off.")),
-        ("samplers", strings("Those that apply, in the order penalties, temperature, min_p, top_k, typ_p, top_p; the others are off.")),
+        (
+            "samplers",
+            strings(
+                "Those that apply, in the order penalties, temperature, min_p, top_k, typ_p, top_p; the others are off.",
+            ),
+        ),
         ("logit_bias", biases),
-        ("n_probs", integer_in(0, i64::from(MAX_LOGPROBS), "Tell the log-probabilities of each token and of this many most probable ones.")),
+        (
+            "n_probs",
+            integer_in(
+                0,
+                i64::from(MAX_LOGPROBS),
+                "Tell the log-probabilities of each token and of this many most probable ones.",
+            ),
+        ),
         ("logprobs", integer_in(0, i64::from(MAX_LOGPROBS), "Another name of n_probs.")),
         ("return_tokens", boolean("Tell the ids of the answer's tokens; streams always do.")),
-        ("t_max_predict_ms", integer_from(-1, "End the answer at its first line break after this time since its first token; -1 and 0 are off.")),
+        (
+            "t_max_predict_ms",
+            integer_from(
+                -1,
+                "End the answer at its first line break after this time since its first token; -1 and 0 are off.",
+            ),
+        ),
     ];
     let own: Vec<&str> = fields.iter().map(|(name, _)| *name).collect();
     fields.extend(shared_fields().into_iter().filter(|(name, _)| !own.contains(name)));

@@ -47,7 +47,7 @@ fn groups(document: &Value) -> BTreeMap<&str, Vec<(&str, &str, &Value)>> {
     for (path, methods) in document["paths"].as_object().into_iter().flatten() {
         for (method, operation) in methods.as_object().into_iter().flatten() {
             let tag = operation["tags"][0].as_str().unwrap_or_default();
-            groups.entry(tag).or_default().push((method, path, operation));
+            groups.entry(tag).or_default().push((method.as_str(), path.as_str(), operation));
         }
     }
     groups
@@ -113,7 +113,8 @@ fn kind(schema: &Value) -> String {
         return format!("<code>{}</code>", escape(&value.to_string()));
     }
     if let Some(values) = schema["enum"].as_array() {
-        let values: Vec<String> = values.iter().map(|value| format!("<code>{}</code>", escape(&value.to_string()))).collect();
+        let values: Vec<String> =
+            values.iter().map(|value| format!("<code>{}</code>", escape(&value.to_string()))).collect();
         return values.join(" or ");
     }
     let bounds = match (schema.get("minimum"), schema.get("maximum")) {
@@ -124,7 +125,8 @@ fn kind(schema: &Value) -> String {
     match &schema["type"] {
         Value::String(name) if name == "array" => format!("array of {}", kind(&schema["items"])),
         Value::String(name) if name == "object" && schema["properties"].is_object() => {
-            let names: Vec<String> = schema["properties"].as_object().into_iter().flatten().map(|(name, _)| escape(name)).collect();
+            let names: Vec<String> =
+                schema["properties"].as_object().into_iter().flatten().map(|(name, _)| escape(name)).collect();
             format!("object of <code>{}</code>", names.join("</code>, <code>"))
         }
         Value::String(name) => format!("{}{bounds}", escape(name)),

@@ -115,7 +115,10 @@ fn error() -> Value {
     object(
         vec![
             ("message", string("What is wrong, with the value that was given and what was expected.")),
-            ("type", string("invalid_request_error, rate_limit_error, timeout_error, service_unavailable or server_error.")),
+            (
+                "type",
+                string("invalid_request_error, rate_limit_error, timeout_error, service_unavailable or server_error."),
+            ),
             ("param", nullable(string("The field at fault."))),
             ("code", nullable(string("A name of the reason, such as invalid_value or context_length_exceeded."))),
             ("n_prompt_tokens", integer("Tokens of a prompt that is too long.")),
@@ -140,7 +143,8 @@ pub(super) fn components() -> Vec<Named> {
     ];
     let required: Vec<&str> = timings.iter().map(|(name, _)| *name).collect();
     let mut fields = timings;
-    fields.push(("cache_n", integer("Tokens of the prompt that were not computed again; on llama-server's endpoints.")));
+    fields
+        .push(("cache_n", integer("Tokens of the prompt that were not computed again; on llama-server's endpoints.")));
     let usage = all(vec![
         ("prompt_tokens", integer("Tokens of all prompts.")),
         ("completion_tokens", integer("Tokens of all answers, those that end them included.")),
@@ -151,9 +155,5 @@ pub(super) fn components() -> Vec<Named> {
         ),
         ("completion_tokens_details", all(vec![("reasoning_tokens", integer("0."))])),
     ]);
-    vec![
-        ("Error", all(vec![("error", error())])),
-        ("Timings", object(fields, &required)),
-        ("Usage", usage),
-    ]
+    vec![("Error", all(vec![("error", error())])), ("Timings", object(fields, &required)), ("Usage", usage)]
 }

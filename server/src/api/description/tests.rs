@@ -74,7 +74,11 @@ fn readers() -> [(&'static str, Read, Vec<Value>); 6] {
             |body, state, served| tokens::read_tokenize(body, state, served).map(drop),
             vec![json!({ "prompt": "a" }), json!({ "messages": [message] }), json!({ "content": "a" })],
         ),
-        ("/detokenize", |body, state, served| tokens::read_detokenize(body, state, served).map(drop), vec![json!({ "tokens": [97] })]),
+        (
+            "/detokenize",
+            |body, state, served| tokens::read_detokenize(body, state, served).map(drop),
+            vec![json!({ "tokens": [97] })],
+        ),
         (
             "/apply-template",
             |body, state, served| tokens::read_apply_template(body, state, served).map(drop),
@@ -127,7 +131,8 @@ fn every_field_that_is_read_is_described_and_every_described_field_is_read() {
         assert!(schema.is_object(), "no schema for {name}");
         asked::take();
         for body in bodies {
-            read(body.to_string().as_bytes(), &state, &served).unwrap_or_else(|error| panic!("{name}, {body}: {error}"));
+            read(body.to_string().as_bytes(), &state, &served)
+                .unwrap_or_else(|error| panic!("{name}, {body}: {error}"));
         }
         let asked = asked::take();
         let unknown: Vec<&String> = asked.iter().filter(|field| !knows(schema, &steps(field), &document)).collect();
@@ -171,11 +176,15 @@ fn every_reference_leads_somewhere_and_every_component_is_used() {
 #[test]
 fn no_two_operations_have_one_id_and_no_component_is_named_twice() {
     let document = document();
-    let operations = document["paths"].as_object().unwrap().values().flat_map(|methods| methods.as_object().unwrap().values());
+    let operations =
+        document["paths"].as_object().unwrap().values().flat_map(|methods| methods.as_object().unwrap().values());
     let ids: Vec<&Value> = operations.map(|operation| &operation["operationId"]).collect();
     let different: BTreeSet<String> = ids.iter().map(|id| id.to_string()).collect();
     assert_eq!(ids.len(), different.len());
-    let num_named = [schema::components(), generation::components(), super::native::components()].iter().map(Vec::len).sum::<usize>();
+    let num_named = [schema::components(), generation::components(), super::native::components()]
+        .iter()
+        .map(Vec::len)
+        .sum::<usize>();
     assert_eq!(components().len(), num_named);
 }
 

@@ -91,7 +91,10 @@ pub(crate) struct Prepared {
 pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared, ApiError> {
     let mut fields = Fields::new(body::parse_object(body)?);
     let prompt = fields.take("prompt").ok_or_else(|| {
-        ApiError::missing("prompt", "prompt is missing; it is a string, token ids, an array of both, or several of these")
+        ApiError::missing(
+            "prompt",
+            "prompt is missing; it is a string, token ids, an array of both, or several of these",
+        )
     })?;
     refuse(&mut fields)?;
     let own = Own::take(&mut fields, served)?;
@@ -179,7 +182,9 @@ impl Own {
             return_tokens: fields.boolean("return_tokens")?.unwrap_or(false),
             // Less than 0 is greedy too.
             temperature: fields.number("temperature", -1.0..=2.0)?.map_or(TEMPERATURE, |number| number.max(0.0)),
-            seed: fields.take("seed").filter(|seed| integer_of(seed).is_none_or(|seed| seed != -1 && seed != ANY_SEED as i64)),
+            seed: fields
+                .take("seed")
+                .filter(|seed| integer_of(seed).is_none_or(|seed| seed != -1 && seed != ANY_SEED as i64)),
             repeat_last_n: fields.integer("repeat_last_n", -1..=i64::from(i32::MAX))?,
             samplers: samplers(fields)?,
             biases,
@@ -227,7 +232,10 @@ impl Own {
 
     /// Penalties look at the whole text here, and not at its last tokens.
     fn check_penalties(&self, sampling: &mut SamplingParams) -> Result<(), ApiError> {
-        let are_off = (sampling.repetition_penalty - 1.0).abs() + sampling.presence_penalty.abs() + sampling.frequency_penalty.abs() == 0.0;
+        let are_off = (sampling.repetition_penalty - 1.0).abs()
+            + sampling.presence_penalty.abs()
+            + sampling.frequency_penalty.abs()
+            == 0.0;
         match self.repeat_last_n {
             None | Some(-1) => Ok(()),
             Some(0) => {

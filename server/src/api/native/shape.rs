@@ -242,12 +242,17 @@ impl Native {
     /// The stop string that ended a choice: where its text ends, what the tokens say goes on with it.
     fn stopping_word(&self, choice: usize) -> Option<&str> {
         let Piece { text, tokens, .. } = &self.choices[choice].piece;
-        let mut detokenizer = Detokenizer::continuing(Arc::clone(&self.tokenizer), self.prompt_of(choice).last.as_slice());
+        let mut detokenizer =
+            Detokenizer::continuing(Arc::clone(&self.tokenizer), self.prompt_of(choice).last.as_slice());
         let mut spoken: String = tokens.iter().map(|&token| detokenizer.push(token)).collect();
         spoken.push_str(&detokenizer.finish());
         let cut = spoken.get(text.len()..).unwrap_or_default();
         let is_met = |stop: &&String| {
-            if self.sampling.include_stop_str_in_output { text.ends_with(stop.as_str()) } else { cut.starts_with(stop.as_str()) }
+            if self.sampling.include_stop_str_in_output {
+                text.ends_with(stop.as_str())
+            } else {
+                cut.starts_with(stop.as_str())
+            }
         };
         self.sampling.stop.iter().find(is_met).map(String::as_str)
     }
