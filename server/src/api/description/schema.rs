@@ -47,7 +47,9 @@ pub(super) fn one_of(texts: &[&str], about: &str) -> Value {
 
 /// An array.
 pub(super) fn array(items: Value, about: &str) -> Value {
-    json!({ "type": "array", "items": items, "description": about })
+    let mut schema = json!({ "type": "array", "description": about });
+    schema["items"] = items;
+    schema
 }
 
 /// Token ids.
@@ -67,7 +69,7 @@ pub(super) fn nullable(schema: Value) -> Value {
 
 /// Any of these.
 pub(super) fn any_of(schemas: Vec<Value>, about: &str) -> Value {
-    let mut schema = json!({ "anyOf": schemas });
+    let mut schema = Value::Object(Map::from_iter([("anyOf".to_owned(), Value::Array(schemas))]));
     if !about.is_empty() {
         schema["description"] = about.into();
     }

@@ -179,7 +179,7 @@ fn no_two_operations_have_one_id_and_no_component_is_named_twice() {
     let operations =
         document["paths"].as_object().unwrap().values().flat_map(|methods| methods.as_object().unwrap().values());
     let ids: Vec<&Value> = operations.map(|operation| &operation["operationId"]).collect();
-    let different: BTreeSet<String> = ids.iter().map(|id| id.to_string()).collect();
+    let different: BTreeSet<String> = ids.iter().map(ToString::to_string).collect();
     assert_eq!(ids.len(), different.len());
     let num_named = [schema::components(), generation::components(), super::native::components()]
         .iter()

@@ -28,8 +28,11 @@ pub(super) const SAMPLERS: &[&str] = &["penalties", "temperature", "min_p", "top
 /// Samplers of llama-server that are always off here, so their place does not matter.
 const OFF_SAMPLERS: &[&str] = &["dry", "xtc", "top_n_sigma"];
 
+/// A parameter that is not there, and which values ask for nothing.
+type Refused = (&'static str, fn(&Value) -> bool);
+
 /// Parameters that are refused unless they are off, besides those that no endpoint has.
-pub(crate) const REFUSED: &[(&str, fn(&Value) -> bool)] = &[
+pub(crate) const REFUSED: &[Refused] = &[
     ("post_sampling_probs", is_off),
     ("return_progress", is_off),
     ("response_fields", is_empty),
