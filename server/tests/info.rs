@@ -134,6 +134,7 @@ async fn loads_count_what_runs_and_what_waits() {
     for request in requests {
         assert_eq!(request.await.unwrap(), 200);
     }
+    eventually("nothing runs", || engine.status().running == 0).await;
     assert_eq!(get(&state, "/slots?fail_on_no_slot=1").await.status, 200);
 }
 
