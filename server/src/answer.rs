@@ -12,6 +12,7 @@ use taper_engine::TokenLogprobs;
 use crate::errors::ApiError;
 use crate::generation::{Output, Totals};
 use crate::parameters::Parameters;
+use crate::reply;
 use crate::sse;
 use crate::state::{ServedModel, ServerState};
 
@@ -178,17 +179,8 @@ pub(crate) async fn send<S: Shape>(
         let text = if is_large { context.state.work().write(|| whole.write()).await? } else { whole.write() };
         ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], text).into_response()
     };
-    report_ignored(&mut response, context.ignored);
+    reply::report_ignored(&mut response, context.ignored);
     Ok(response)
-}
-
-/// Names the fields of a request that nobody knows.
-pub(crate) fn report_ignored(response: &mut Response, ignored: &[String]) {
-    if !ignored.is_empty()
-        && let Ok(names) = HeaderValue::from_str(&ignored.join(", "))
-    {
-        response.headers_mut().insert("x-taper-ignored-fields", names);
-    }
 }
 
 /// An answer that is complete.

@@ -124,9 +124,7 @@ impl ApiError {
 
     /// 404: no such path.
     pub fn no_such_path(path: &str) -> Self {
-        let message = format!(
-            "there is nothing at {path}; this server has POST /v1/chat/completions, POST /v1/completions, POST /v1/embeddings, GET /v1/models and GET /health"
-        );
+        let message = format!("there is nothing at {path}; GET /openapi.json and /docs say what this server has");
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).code("unknown_url")
     }
 

@@ -54,7 +54,21 @@ impl Fields {
 
     /// Removes a field; `None` when it is absent or null.
     pub(crate) fn take(&mut self, field: &str) -> Option<Value> {
+        #[cfg(test)]
+        asked::note(self.name_of(field));
         self.object.remove(field).filter(|value| !value.is_null())
+    }
+
+    /// Whether a field is there, and not null.
+    pub(crate) fn has(&self, field: &str) -> bool {
+        self.object.get(field).is_some_and(|value| !value.is_null())
+    }
+
+    /// Sets a field that is not there: what an endpoint assumes where a request says nothing.
+    pub(crate) fn assume(&mut self, field: &str, value: Value) {
+        if !self.has(field) {
+            self.object.insert(field.to_owned(), value);
+        }
     }
 
     /// Removes a field that is 0; whether it was.
@@ -126,6 +140,26 @@ impl Fields {
     pub(crate) fn object(&mut self, field: &str) -> Result<Option<Fields>, ApiError> {
         let name = self.name_of(field);
         self.take(field).map(|value| Fields::nested(&name, value)).transpose()
+    }
+}
+
+/// Which fields this thread asked for: the test of the API's description compares.
+#[cfg(test)]
+pub(crate) mod asked {
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
+    thread_local! {
+        static ASKED: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
+    }
+
+    pub(super) fn note(name: String) {
+        ASKED.with_borrow_mut(|asked| asked.insert(name));
+    }
+
+    /// Those since this was called last.
+    pub(crate) fn take() -> BTreeSet<String> {
+        ASKED.take()
     }
 }
 

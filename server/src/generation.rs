@@ -115,6 +115,8 @@ pub(crate) struct Generation {
     time_limit: TimeLimit,
     pause: Option<Pin<Box<Sleep>>>,
     totals: Totals,
+    /// Of the prompts that are done.
+    usages: Vec<Option<Usage>>,
     ended: bool,
     span: tracing::Span,
     _active: ActiveGuard,
@@ -147,18 +149,48 @@ impl Generation {
             num_prompts: prompts.len(),
             grammars: parameters.grammars.clone(),
             form_field: parameters.form.as_ref().map_or("allowed_token_ids", |form| form.field),
-            waiting: prompts.into_iter().enumerate().collect(),
             running: Vec::new(),
             turn: 0,
             time_limit,
             pause: None,
             totals: Totals::default(),
+            usages: vec![None; prompts.len()],
+            waiting: prompts.into_iter().enumerate().collect(),
             ended: false,
             span: tracing::Span::current(),
             _active: active,
         };
         generation.submit_waiting()?;
         Ok(generation)
+    }
+
+    /// How many choices are generated.
+    pub(crate) fn num_choices(&self) -> usize {
+        self.num_prompts * self.sampling.n
+    }
+
+    /// How many prompts there are.
+    pub(crate) fn num_prompts(&self) -> usize {
+        self.num_prompts
+    }
+
+    /// The choices of a prompt.
+    pub(crate) fn choices_of(&self, prompt: usize) -> Range<usize> {
+        prompt * self.sampling.n..(prompt + 1) * self.sampling.n
+    }
+
+    /// What a prompt cost with all its choices, once they are complete.
+    pub(crate) fn usage_of(&self, prompt: usize) -> Option<Usage> {
+        self.usages[prompt]
+    }
+
+    /// Ends it before its time; what came so far is the answer.
+    pub(crate) fn stop(&mut self) {
+        self.ended = true;
+        self.running.clear();
+        self.waiting.clear();
+        let _in_span = self.span.enter();
+        tracing::info!("stopped: the request's own time for its answer is over");
     }
 
     /// Submits prompts until the window is full. A full queue refuses a request that has not begun, and makes one that has
@@ -254,7 +286,8 @@ impl Generation {
                     Some(Ok(Output::Finished { choice: first_choice + choice, reason, piece }))
                 }
                 Some(Event::Done(usage)) => {
-                    self.running.swap_remove(index);
+                    let done = self.running.swap_remove(index);
+                    self.usages[done.prompt] = Some(usage);
                     self.add(usage);
                     None
                 }

@@ -1,5 +1,5 @@
 #![forbid(unsafe_code)]
-//! The OpenAI-compatible HTTP API.
+//! The OpenAI-compatible HTTP API, and llama-server's own.
 //!
 //! [`app`] is the router, [`run`] serves it on a listener until a future says stop, and [`ServerState`] is what both share
 //! with the program that loads the model: the socket may listen (and answer 503 with a reason) before the weights are read.
@@ -18,13 +18,17 @@ mod body;
 mod chat;
 mod embedding;
 mod errors;
+mod facts;
 mod fields;
 mod generation;
 mod grammar_fields;
 mod io_timeout;
 mod middleware;
+mod mixed_prompt;
 mod parameters;
 mod prompt;
+mod reply;
+mod routes;
 mod serve;
 mod sse;
 mod state;
@@ -37,6 +41,7 @@ mod web;
 mod work;
 
 pub use errors::ApiError;
+pub use facts::ServerFacts;
 pub use serve::{app, run};
 pub use state::{ServedModel, ServerState};
 pub use timeouts::Timeouts;
@@ -61,6 +66,8 @@ pub mod limits {
     /// Bytes, by a rough estimate, that one answer tells of its prompts, over all its choices: log-probabilities, ids of
     /// tokens, the text itself. A prompt costs little to compute: without a limit one request could have gigabytes written.
     pub const MAX_PROMPT_DETAIL_BYTES: usize = 64 << 20;
+    /// Bytes of an answer that repeats what the request holds: its tokens, or their text.
+    pub const MAX_TOLD_BYTES: usize = MAX_PROMPT_DETAIL_BYTES;
     /// Requests whose grammars are compiled, or wait for the compiler, at a time.
     pub const MAX_COMPILING: usize = 16;
     /// Tools per request.

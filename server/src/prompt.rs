@@ -7,8 +7,17 @@ use crate::state::Served;
 
 /// Tokenizes `text`, which came in the field `param`. Special tokens may be written out, as in the peers' servers.
 pub(crate) fn encode(served: &Served, text: &str, param: &str) -> Result<Vec<u32>, ApiError> {
+    encode_with(served, text, param, EncodeOptions { parse_special: true, add_bos: true })
+}
+
+/// [`encode`] in another way.
+pub(crate) fn encode_with(
+    served: &Served,
+    text: &str,
+    param: &str,
+    options: EncodeOptions,
+) -> Result<Vec<u32>, ApiError> {
     check_fits(served, text, param)?;
-    let options = EncodeOptions { parse_special: true, add_bos: true };
     served.model.tokenizer.encode(text, options).map_err(|error| cannot_be_tokenized(param, &error))
 }
 

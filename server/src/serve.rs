@@ -15,7 +15,6 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, OriginalUri, Request, State};
 use axum::http::Method;
-use axum::routing::{get, post};
 use axum::serve::Listener;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -25,26 +24,19 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tower_http::catch_panic::CatchPanicLayer;
 
-use crate::api::{chat_completions, completions, embeddings, health, metrics, models};
 use crate::body;
 use crate::errors::ApiError;
 use crate::io_timeout::WriteTimeout;
 use crate::middleware;
+use crate::routes::routes;
 use crate::state::ServerState;
 use crate::timeouts::Timeouts;
 use crate::web;
 
-/// The routes of the API.
+/// The routes of the API, which are rows of `routes`.
 pub fn app(state: ServerState) -> Router {
-    Router::new()
-        .route("/v1/chat/completions", post(chat_completions::chat_completions))
-        .route("/v1/completions", post(completions::completions))
-        .route("/v1/embeddings", post(embeddings::embeddings))
-        .route("/v1/models", get(models::list))
-        .route("/v1/models/{*id}", get(models::get))
-        .route("/health", get(health::health))
-        .route("/v1/health", get(health::health))
-        .route("/metrics", get(metrics::metrics))
+    let rows = routes().into_iter();
+    rows.fold(Router::new(), |router, row| router.route(row.path, row.answer))
         .merge(web::routes())
         .fallback(no_such_path)
         .method_not_allowed_fallback(method_not_allowed)

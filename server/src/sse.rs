@@ -21,6 +21,14 @@ use crate::answer::{AnswerPiece, Envelope, Next, Shape, Source, timings, usage};
 use crate::errors::ApiError;
 use crate::generation::{Output, Totals};
 
+/// The headers of every stream.
+pub(crate) const HEADERS: [(HeaderName, HeaderValue); 3] = [
+    (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
+    (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+    // Asks buffering proxies to pass each event on.
+    (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+];
+
 /// Begins a streamed answer.
 pub(crate) async fn respond<S: Shape>(
     shape: S,
@@ -55,13 +63,7 @@ pub(crate) async fn respond<S: Shape>(
     if let Some(first) = first {
         frames.push(first);
     }
-    let headers = [
-        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
-        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
-        // Asks buffering proxies to pass each event on.
-        (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
-    ];
-    Ok((headers, Body::from_stream(frames)).into_response())
+    Ok((HEADERS, Body::from_stream(frames)).into_response())
 }
 
 /// The frames of one answer. Owns the generation, so dropping the body cancels it.

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 
 use crate::chat::Dialect;
 use crate::errors::ApiError;
+use crate::facts::{ServerFacts, Throughput};
 use crate::timeouts::Timeouts;
 use crate::work::Work;
 
@@ -64,6 +65,8 @@ struct Shared {
     phase: RwLock<Phase>,
     draining: AtomicBool,
     aliases: RwLock<Vec<String>>,
+    facts: RwLock<Arc<ServerFacts>>,
+    throughput: Mutex<Throughput>,
     active: watch::Sender<usize>,
     logged: Mutex<BTreeSet<String>>,
     timeouts: Timeouts,
@@ -92,6 +95,8 @@ impl ServerState {
             phase: RwLock::new(Phase::Loading("starting".to_owned())),
             draining: AtomicBool::new(false),
             aliases: RwLock::new(Vec::new()),
+            facts: RwLock::default(),
+            throughput: Mutex::new(Throughput::new()),
             active: watch::Sender::new(0),
             logged: Mutex::new(BTreeSet::new()),
             timeouts,
@@ -124,6 +129,11 @@ impl ServerState {
     /// Other names of the served model that requests may use, besides its id and "default".
     pub fn set_aliases(&self, aliases: Vec<String>) {
         *self.0.aliases.write().unwrap_or_else(PoisonError::into_inner) = aliases;
+    }
+
+    /// What `/server_info`, `/props` and `/v1/models` tell besides what the served model says of itself.
+    pub fn set_facts(&self, facts: ServerFacts) {
+        *self.0.facts.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(facts);
     }
 
     /// The model could not be loaded, or has broken; requests are refused with the reason.
@@ -205,6 +215,17 @@ impl ServerState {
     pub(crate) fn answers_to(&self, id: &str, name: &str) -> bool {
         let aliases = self.0.aliases.read().unwrap_or_else(PoisonError::into_inner);
         name == id || name == "default" || aliases.iter().any(|alias| alias == name)
+    }
+
+    /// What [`ServerState::set_facts`] said.
+    pub(crate) fn facts(&self) -> Arc<ServerFacts> {
+        Arc::clone(&self.0.facts.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Tokens generated per second since this was asked before, where that was at least a second ago.
+    pub(crate) fn throughput(&self, num_generated: u64) -> f64 {
+        let mut throughput = self.0.throughput.lock().unwrap_or_else(PoisonError::into_inner);
+        throughput.read(std::time::Instant::now(), num_generated)
     }
 
     /// Counts a generation request until the guard is dropped.

@@ -84,6 +84,14 @@ impl TokenWriter {
         json!({ "content": content.collect::<Value>(), "refusal": null })
     }
 
+    /// A token and its log-probability as llama-server writes them.
+    pub(crate) fn entry_with_id(&self, token: u32, logprob: f32) -> Value {
+        let bytes = self.tokenizer.token_bytes(token).unwrap_or_default();
+        // Bytes that are no whole character have no text of their own; `bytes` has them.
+        let text = String::from_utf8_lossy(bytes);
+        json!({ "id": token, "token": text, "bytes": bytes, "logprob": number(logprob) })
+    }
+
     /// vLLM's `prompt_logprobs`: for each token but the first an object from ids to log-probabilities and ranks.
     pub(crate) fn prompt_logprobs(&self, logprobs: &[Option<TokenLogprobs>]) -> Value {
         let Some(num_top) = self.details.prompt_logprobs else { return Value::Null };

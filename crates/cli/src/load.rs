@@ -5,6 +5,8 @@ mod draft;
 use crate::args::{ActivationsKind, BackendKind, ContextArgs, Deterministic, Device, EngineArgs, KvKind, ModelArgs};
 use crate::calibration_file;
 use crate::device::open_gpu;
+use crate::facts;
+use crate::output;
 use crate::progress::Bars;
 use crate::tune_file;
 use anyhow::{Context, Result};
@@ -17,6 +19,7 @@ use taper_hub::{Hub, ModelName, Progress, ResolvedModel};
 use taper_kernels::cuda::{Cuda, Driver, ProductTuning};
 use taper_kernels::{BLOCK_SIZE, Backend, Cpu, CpuConfig, KvDtype, Reference};
 use taper_models::{Llama, LoadOptions, ModelConfig};
+use taper_server::ServerFacts;
 use taper_text::{ChatTemplate, Tokenizer};
 
 /// What is done with a loaded network, whatever computes it.
@@ -37,6 +40,8 @@ pub(crate) struct Loaded {
     pub(crate) engine: EngineHandle,
     /// [`taper_kernels::BackendInfo::numerics_class`] of what computes.
     pub(crate) numerics_class: &'static str,
+    /// What the file says of itself.
+    pub(crate) facts: ServerFacts,
 }
 
 /// Finds the file that a name means, and fetches it if need be.
@@ -252,7 +257,7 @@ pub(crate) fn load_engine(
     };
     let disk = engine.cache_dir.as_ref().map(open).transpose().context("cannot use --cache-dir")?;
     let engine = Engine::start_with(EngineParts { runner, tokenizer: Arc::clone(&tokenizer), draft, disk }, config);
-    Ok(Loaded { id, tokenizer, template, engine, numerics_class })
+    Ok(Loaded { id, tokenizer, template, engine, numerics_class, facts: facts::of_file(&checkpoint, made_for) })
 }
 
 /// [`load_engine`] for one user at a terminal.

@@ -6,6 +6,7 @@ mod calibration_file;
 mod color;
 mod commands;
 mod device;
+mod facts;
 mod generate;
 mod listen;
 mod load;

@@ -165,8 +165,8 @@ struct Inner {
     embeddings: Option<Embeddings>,
     kv_cache_bytes: usize,
     max_live: usize,
-    max_queued_tokens: usize,
-    request_timeout: Option<Duration>,
+    /// As asked for, within the runner's limits.
+    config: EngineConfig,
 }
 
 /// Starts engines.
@@ -238,8 +238,7 @@ impl Engine {
             embeddings,
             kv_cache_bytes,
             max_live: max_batch.saturating_add(config.max_queued),
-            max_queued_tokens: config.max_queued_tokens,
-            request_timeout: config.request_timeout,
+            config: EngineConfig { max_batch, token_budget: Some(token_budget), ..config },
         }))
     }
 }
@@ -272,7 +271,7 @@ impl EngineHandle {
     /// Puts a request that was checked into the queue.
     fn enqueue(&self, mut request: Request, pooler: Option<Pooler>) -> Result<EventStream, SubmitError> {
         let inner = &*self.0;
-        request.timeout = request.timeout.or(inner.request_timeout);
+        request.timeout = request.timeout.or(inner.config.request_timeout);
         let num_choices = request.sampling.n;
         let (events, stream) = EventStream::channel(&inner.shared.delivery);
         let door = inner.door();
@@ -286,7 +285,8 @@ impl EngineHandle {
         // Only submissions add to the count, and they hold the lock.
         let num_tokens = request.prompt_tokens.len();
         let queued_tokens = inner.shared.queued_tokens.load(Ordering::Acquire);
-        let is_too_long = queued_tokens > 0 && queued_tokens.saturating_add(num_tokens) > inner.max_queued_tokens;
+        let is_too_long =
+            queued_tokens > 0 && queued_tokens.saturating_add(num_tokens) > inner.config.max_queued_tokens;
         if is_too_long || inner.shared.live.load(Ordering::Acquire) + num_choices > inner.max_live {
             return Err(SubmitError::QueueFull { retry_after_s: self.retry_after_s() });
         }
@@ -322,7 +322,12 @@ impl EngineHandle {
 
     /// Time that requests without their own have; without it, any.
     pub fn request_timeout(&self) -> Option<Duration> {
-        self.0.request_timeout
+        self.0.config.request_timeout
+    }
+
+    /// Its settings, `max_batch` and `token_budget` as the runner's limits leave them.
+    pub fn config(&self) -> EngineConfig {
+        self.0.config
     }
 
     /// Bytes of all blocks of the KV cache.
@@ -336,6 +341,11 @@ impl EngineHandle {
         status.queued = self.0.shared.live.load(Ordering::Acquire).saturating_sub(status.running);
         status.is_draining = self.0.door().is_draining;
         status
+    }
+
+    /// Tokens of prompts that wait to be begun.
+    pub fn queued_tokens(&self) -> usize {
+        self.0.shared.queued_tokens.load(Ordering::Acquire)
     }
 
     /// What it counted and timed so far.

@@ -44,6 +44,7 @@ pub use pre_tokenizer::supported_names as supported_pre_tokenizers;
 pub use prompt::Prompt;
 pub use reasoning::{ReasoningMarks, ReasoningStart};
 pub use stop_matcher::{StopMatcher, StopOutput};
+pub use strftime::strftime;
 pub use tokenizer::{EncodeOptions, Tokenizer};
 pub use tool_format::{ToolFormat, with_tools_in_text};
 

@@ -79,8 +79,8 @@ fn days_before(year: i64) -> i64 {
     (year - 1970) * 365 + leaps(year - 1) - leaps(1969)
 }
 
-/// `format` with its codes replaced; codes that are not known stay as they are.
-pub(crate) fn strftime(format: &str, unix_seconds: i64) -> String {
+/// `format` with its codes replaced, as Python has them, for a moment in UTC; codes that are not known stay as they are.
+pub fn strftime(format: &str, unix_seconds: i64) -> String {
     // Year 0 to 9999, where four digits are right.
     let moment = Moment::from_unix(unix_seconds.clamp(-62_167_219_200, 253_402_300_799));
     let mut text = String::with_capacity(2 * format.len());

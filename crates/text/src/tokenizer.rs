@@ -279,6 +279,11 @@ impl Tokenizer {
         self.eos.and_then(|id| self.token_text(id)).unwrap_or_default()
     }
 
+    /// Whether a token is written by templates and never part of an answer's text: the ends of turns, BOS, reserved ones.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.kind(id).is_some_and(TokenKind::is_special)
+    }
+
     pub(crate) fn kind(&self, id: u32) -> Option<TokenKind> {
         self.kinds.get(id as usize).copied()
     }

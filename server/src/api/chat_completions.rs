@@ -69,13 +69,21 @@ fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared
     parameters.details.logprobs = read_logprobs(&mut fields)?;
     parameters.sampling.logprobs = parameters.details.logprobs;
     parameters.check(served)?;
-    let messages = messages::take(&mut fields, MESSAGES)?;
-    let tools::Offer { tools, choice, parallel } = tools::take(&mut fields)?;
-    let thoughts = thoughts(&mut fields)?;
-    let mut variables = template_variables(&mut fields)?;
-    reasoning_effort(&mut fields, served, &mut variables)?;
+    let conversation = conversation(&mut fields, served)?;
     let ignored = unsupported::check_rest(fields, state)?;
-    let conversation = Conversation {
+    let chat::Prepared { prompt, reading } = chat::prepare(served, &conversation, &mut parameters)?;
+    parameters.check_told_of_prompts(prompt.len(), false)?;
+    Ok(Prepared { parameters, prompt, reading, ignored })
+}
+
+/// The conversation of a request, with its tools and what the template is told.
+pub(crate) fn conversation(fields: &mut Fields, served: &Served) -> Result<Conversation, ApiError> {
+    let messages = messages::take(fields, MESSAGES)?;
+    let tools::Offer { tools, choice, parallel } = tools::take(fields)?;
+    let thoughts = thoughts(fields)?;
+    let mut variables = template_variables(fields)?;
+    reasoning_effort(fields, served, &mut variables)?;
+    Ok(Conversation {
         messages,
         messages_field: MESSAGES,
         tools,
@@ -83,10 +91,17 @@ fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared
         parallel_calls: parallel,
         thoughts,
         variables,
-    };
-    let chat::Prepared { prompt, reading } = chat::prepare(served, &conversation, &mut parameters)?;
-    parameters.check_told_of_prompts(prompt.len(), false)?;
-    Ok(Prepared { parameters, prompt, reading, ignored })
+    })
+}
+
+/// How many tokens the prompt of a request has, and its fields that nobody knows.
+pub(crate) fn count_tokens(
+    body: &[u8],
+    state: &ServerState,
+    served: &Served,
+) -> Result<(usize, Vec<String>), ApiError> {
+    let Prepared { prompt, ignored, .. } = prepare(body, state, served)?;
+    Ok((prompt.len(), ignored))
 }
 
 /// `logprobs` asks for those of the chosen tokens, `top_logprobs` for the most probable ones beside them.
@@ -130,11 +145,7 @@ fn thoughts(fields: &mut Fields) -> Result<Thoughts, ApiError> {
 
 /// `reasoning_effort` is a variable of templates that know it. Others know at most whether to think, and `none` says so to them;
 /// `medium` is the default and asks for nothing.
-fn reasoning_effort(
-    fields: &mut Fields,
-    served: &Served,
-    variables: &mut Map<String, Value>,
-) -> Result<(), ApiError> {
+fn reasoning_effort(fields: &mut Fields, served: &Served, variables: &mut Map<String, Value>) -> Result<(), ApiError> {
     const FIELD: &str = "reasoning_effort";
     let Some(effort) = fields.string(FIELD)? else { return Ok(()) };
     if !EFFORTS.contains(&effort.as_str()) {

@@ -27,7 +27,7 @@ use shape::Completion;
 /// Tokens of an answer when the request does not say.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
-struct Prepared {
+pub(crate) struct Prepared {
     parameters: Parameters,
     prompts: Vec<Vec<u32>>,
     shape: Completion,
@@ -48,7 +48,7 @@ pub(crate) async fn completions(
     answer::send(request.shape, generation, &request.parameters, &context).await
 }
 
-fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared, ApiError> {
+pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared, ApiError> {
     let mut fields = Fields::new(body::parse_object(body)?);
     let echo = fields.boolean("echo")?.unwrap_or(false);
     let wants_nothing_new = echo && fields.take_zero("max_tokens");

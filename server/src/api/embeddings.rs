@@ -7,20 +7,19 @@
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{HeaderMap, HeaderValue, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::HeaderMap;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use taper_engine::{Embeddings, Pooling, normalize};
 use taper_text::EncodeOptions;
 
-use crate::answer::report_ignored;
 use crate::embedding::{self, Asked};
 use crate::errors::ApiError;
 use crate::fields::{Fields, integer_of, show};
 use crate::limits::MAX_INPUTS;
 use crate::parameters::{cache_salt, check_model, priority};
+use crate::reply::Reply;
 use crate::state::{Served, ServerState};
 use crate::{api, body, prompt, unsupported};
 
@@ -37,7 +36,7 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("embd_normalize", &[]),
 ];
 
-struct Prepared {
+pub(crate) struct Prepared {
     inputs: Vec<Vec<u32>>,
     asked: Asked,
     shape: Shape,
@@ -56,7 +55,7 @@ pub(crate) async fn embeddings(
     State(state): State<ServerState>,
     headers: HeaderMap,
     body: Body,
-) -> Result<Response, ApiError> {
+) -> Result<Reply, ApiError> {
     let mut admitted = api::admit(&state, &headers, body).await?;
     let Prepared { inputs, asked, shape, ignored } = admitted.read(&state, prepare).await?;
     // The request is under way until its answer is written.
@@ -67,12 +66,10 @@ pub(crate) async fn embeddings(
     let num_elements = vectors.len() * shape.dimensions;
     let write = move || shape.answer(&id, vectors, num_tokens);
     let text = if num_elements > SMALL_ANSWER { state.work().write(write).await? } else { write() };
-    let mut response = ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], text).into_response();
-    report_ignored(&mut response, &ignored);
-    Ok(response)
+    Ok(Reply { text, ignored })
 }
 
-fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared, ApiError> {
+pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared, ApiError> {
     let mut fields = Fields::new(body::parse_object(body)?);
     check_model(&mut fields, state, served)?;
     let Some(embeddings) = served.model.engine.embeddings() else {

@@ -2,6 +2,7 @@
 
 use axum::body::{Body, Bytes};
 use axum::http::HeaderMap;
+use serde_json::Value;
 use std::sync::Arc;
 
 use crate::body;
@@ -13,10 +14,15 @@ use crate::work::HeldBytes;
 
 pub(crate) mod chat_completions;
 pub(crate) mod completions;
+pub(crate) mod description;
 pub(crate) mod embeddings;
 pub(crate) mod health;
+pub(crate) mod loads;
 pub(crate) mod metrics;
 pub(crate) mod models;
+pub(crate) mod native;
+pub(crate) mod server_info;
+pub(crate) mod tokens;
 
 /// A request that has been read and admitted.
 struct Admitted {

@@ -18,6 +18,7 @@ use crate::parameters::Parameters;
 use crate::state::Served;
 
 pub(crate) use dialect::Dialect;
+pub(crate) use render::{encode, render};
 pub(crate) use stream::{ChatPart, ChatPiece, ChatStream, Ending};
 pub(crate) use tools::{Tool, ToolChoice, check_tools};
 
@@ -37,6 +38,13 @@ pub(crate) struct Conversation {
     pub(crate) thoughts: Thoughts,
     /// Variables for the template.
     pub(crate) variables: Map<String, Value>,
+}
+
+impl Conversation {
+    /// The tools that the model is told of.
+    fn offered(&self) -> &[Tool] {
+        if self.tool_choice == ToolChoice::None { &[] } else { &self.tools }
+    }
 }
 
 /// What becomes of a model's thoughts.
@@ -73,11 +81,11 @@ pub(crate) fn prepare(
     conversation: &Conversation,
     parameters: &mut Parameters,
 ) -> Result<Prepared, ApiError> {
-    let offered: &[Tool] =
-        if conversation.tool_choice == ToolChoice::None { &[] } else { conversation.tools.as_slice() };
-    let rendered = render::render(served, conversation, offered)?;
+    let offered = conversation.offered();
+    let rendered = render(served, conversation, true)?;
+    let prompt = encode(served, &rendered, conversation.messages_field, true)?;
     let dialect = &served.dialect;
-    let reasoning = dialect.reasoning.map(|marks| (marks, marks.at_end_of(&rendered.text)));
+    let reasoning = dialect.reasoning.map(|marks| (marks, marks.at_end_of(&rendered.text())));
     let form = form::of_answer(conversation, offered, dialect.format, reasoning, parameters.form.take())?;
     let is_certain = form.as_ref().is_some_and(form::has_calls);
     parameters.form = form;
@@ -94,5 +102,5 @@ pub(crate) fn prepare(
         tells_thoughts: conversation.thoughts == Thoughts::Apart,
         max_calls: if conversation.parallel_calls { usize::MAX } else { 1 },
     };
-    Ok(Prepared { prompt: rendered.tokens, reading })
+    Ok(Prepared { prompt, reading })
 }

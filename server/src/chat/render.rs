@@ -11,15 +11,14 @@ use crate::state::Served;
 /// Letters of an id of a call in Mistral's templates, which take no others.
 const MISTRAL_ID_LEN: usize = 9;
 
-/// A rendered conversation.
-pub(super) struct Rendered {
-    pub(super) text: String,
-    pub(super) tokens: Vec<u32>,
-}
-
-/// Renders with the model's template; control tokens come from the template alone.
-pub(super) fn render(served: &Served, conversation: &Conversation, offered: &[Tool]) -> Result<Rendered, ApiError> {
+/// Renders with the model's template, with the beginning of an answer or without; control tokens come from the template alone.
+pub(crate) fn render(
+    served: &Served,
+    conversation: &Conversation,
+    add_generation_prompt: bool,
+) -> Result<Prompt, ApiError> {
     let (model, dialect, field) = (&served.model, &served.dialect, conversation.messages_field);
+    let offered = conversation.offered();
     let tools: Vec<Value> = offered.iter().map(Tool::for_template).collect();
     let mut messages = conversation.messages.clone();
     if !dialect.knows_tools {
@@ -30,7 +29,7 @@ pub(super) fn render(served: &Served, conversation: &Conversation, offered: &[To
     let context = RenderContext {
         bos_text: model.tokenizer.bos_text().to_owned(),
         eos_text: model.tokenizer.eos_text().to_owned(),
-        add_generation_prompt: true,
+        add_generation_prompt,
         tools: (dialect.knows_tools && !tools.is_empty()).then(|| tools.clone().into()),
         extra: conversation.variables.clone(),
     };
@@ -42,16 +41,19 @@ pub(super) fn render(served: &Served, conversation: &Conversation, offered: &[To
         }
         first => first,
     };
-    let prompt = prompt.map_err(|error| match error {
+    prompt.map_err(|error| match error {
         TemplateError::Raised(message) => {
             ApiError::invalid(field, format!("the model's chat template refuses these messages: {message}"))
         }
         other => ApiError::invalid(field, format!("the model's chat template failed on these messages: {other}")),
-    })?;
-    let text = prompt.text();
-    check_fits(served, &text, field)?;
-    let tokens = model.tokenizer.encode_prompt(&prompt, true).map_err(|error| cannot_be_tokenized(field, &error))?;
-    Ok(Rendered { text, tokens })
+    })
+}
+
+/// The tokens of a rendered conversation; `field` is the one that it came in.
+pub(crate) fn encode(served: &Served, prompt: &Prompt, field: &str, add_bos: bool) -> Result<Vec<u32>, ApiError> {
+    check_fits(served, &prompt.text(), field)?;
+    let tokens = served.model.tokenizer.encode_prompt(prompt, add_bos);
+    tokens.map_err(|error| cannot_be_tokenized(field, &error))
 }
 
 /// What the template makes of the messages; refuses where there is no template.

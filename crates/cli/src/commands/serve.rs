@@ -104,7 +104,7 @@ fn load(args: &ServeArgs, state: &ServerState) -> Result<EngineHandle> {
         speculation: args.engine.speculation()?,
         ..EngineConfig::default()
     };
-    let Loaded { id, tokenizer, template, engine, numerics_class } =
+    let Loaded { id, tokenizer, template, engine, numerics_class, facts } =
         load::load_engine(&args.model, &args.context, &args.engine, config, &progress)?;
     if template.is_none() {
         output::status("the model's file has no chat template: /v1/chat/completions needs --chat-template");
@@ -117,6 +117,7 @@ fn load(args: &ServeArgs, state: &ServerState) -> Result<EngineHandle> {
     if id != args.model.model {
         state.set_aliases(vec![args.model.model.clone()]);
     }
+    state.set_facts(crate::facts::of_server(facts, args));
     let deterministic = numerics_class != NUMERICS_CLASS_BY_ROWS;
     let fingerprint = fingerprint(&args.model, numerics_class)?;
     let served = engine.clone();

@@ -181,9 +181,8 @@ struct Writer<'a> {
 impl Writer<'_> {
     /// The token of a mark, where its text alone would not be it.
     fn token(&self, mark: &str) -> Option<u32> {
-        let is_apart = |&token: &u32| {
-            self.tokenizer.has_space_prefix() || self.tokenizer.control_token(mark) == Some(token)
-        };
+        let is_apart =
+            |&token: &u32| self.tokenizer.has_space_prefix() || self.tokenizer.control_token(mark) == Some(token);
         self.tokenizer.special_token(mark).filter(is_apart)
     }
 
@@ -274,7 +273,11 @@ impl Writer<'_> {
         let objects = self.objects(calls)?;
         let head = self.until(&format!("{name}_head"), format.open(), text);
         // Behind the first call the text may be any.
-        let next = if calls.parallel { self.until(&format!("{name}_next"), format.open(), ANY_TEXT).text } else { String::new() };
+        let next = if calls.parallel {
+            self.until(&format!("{name}_next"), format.open(), ANY_TEXT).text
+        } else {
+            String::new()
+        };
         let some = text.some;
         let behind = |text: &str| {
             let blank = if head.blank == Blank::First { " " } else { "" };

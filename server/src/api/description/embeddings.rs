@@ -1,0 +1,49 @@
+//! Vectors of texts.
+
+use serde_json::json;
+
+use super::Operation;
+use super::generation::model;
+use super::schema::{all, any_of, array, boolean, ids, integer, integer_from, number, object, one_of, string, strings};
+use crate::limits::MAX_INPUTS;
+
+/// POST /v1/embeddings.
+pub(crate) fn embeddings() -> Operation {
+    let most = MAX_INPUTS;
+    let input = any_of(
+        vec![string(""), strings(""), ids(""), array(ids(""), "")],
+        &format!("A text, token ids, or up to {most} of either."),
+    );
+    let request = object(
+        vec![
+            model(),
+            ("input", input),
+            ("encoding_format", one_of(&["float", "base64"], "base64 is of float32, little-endian.")),
+            ("dimensions", integer_from(1, "Elements that are kept, from the first; at most those of the model.")),
+            ("user", string("Not used.")),
+            (
+                "pooling",
+                one_of(&["mean", "last"], "How the hidden states become one; the model's file says the default."),
+            ),
+            ("normalize", boolean("Whether vectors get the length 1; true where nothing is said.")),
+            (
+                "truncate_prompt_tokens",
+                integer_from(-1, "Tokens that are kept of a longer input, its last; -1: the context."),
+            ),
+            ("add_special_tokens", boolean("What the model's file wants around a text; true where nothing is said.")),
+            ("priority", integer("Lower is served earlier.")),
+            ("cache_salt", string("Prefixes are shared only under the same one.")),
+        ],
+        &["input"],
+    );
+    let vector = any_of(vec![array(number(""), ""), string("")], "Numbers, or their base64.");
+    let item = all(vec![("object", json!({ "const": "embedding" })), ("index", integer("")), ("embedding", vector)]);
+    let usage = all(vec![("prompt_tokens", integer("")), ("total_tokens", integer(""))]);
+    let answer = all(vec![
+        ("object", json!({ "const": "list" })),
+        ("data", array(item, "In the order of the inputs.")),
+        ("model", string("")),
+        ("usage", usage),
+    ]);
+    Operation::post("embeddings", "A vector for each input", request, answer)
+}

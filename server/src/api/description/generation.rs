@@ -1,0 +1,351 @@
+//! The chat endpoint and the completions endpoint.
+
+use serde_json::{Value, json};
+use taper_engine::MAX_LOGPROBS;
+
+use super::Operation;
+use super::schema::{
+    Named, all, any_of, array, boolean, ids, integer, integer_from, integer_in, map, nullable, number, number_in,
+    object, one_of, optional, reference, reference_as, string, strings,
+};
+use crate::limits::MAX_CHOICES;
+
+const TAG: &str = "generation";
+
+/// POST /v1/chat/completions.
+pub(crate) fn chat() -> Operation {
+    let (request, answer) = (reference("ChatRequest"), reference("ChatCompletion"));
+    let summary = "Answer a conversation, rendered with the model's chat template";
+    let event = any_of(vec![reference("ChatChunk"), reference("Error")], "The last one is [DONE].");
+    Operation::post(TAG, summary, request, answer).streamed(event)
+}
+
+/// POST /v1/completions.
+pub(crate) fn completions() -> Operation {
+    let (request, answer) = (reference("CompletionRequest"), reference("Completion"));
+    let event = any_of(vec![reference("CompletionChunk"), reference("Error")], "The last one is [DONE].");
+    Operation::post(TAG, "Continue prompts, given as text or token ids", request, answer).streamed(event)
+}
+
+pub(super) fn components() -> Vec<Named> {
+    vec![
+        ("ChatRequest", chat_request()),
+        ("Message", message()),
+        ("ResponseFormat", response_format()),
+        ("StructuredOutputs", structured_outputs()),
+        ("ChatCompletion", chat_completion()),
+        ("ChatChunk", chat_chunk()),
+        ("ChatLogprobs", chat_logprobs()),
+        ("CompletionRequest", completion_request()),
+        ("Completion", completion("text_completion", true)),
+        ("CompletionChunk", completion("text_completion", false)),
+        ("CompletionLogprobs", completion_logprobs()),
+        ("PromptLogprobs", prompt_logprobs()),
+    ]
+}
+
+/// A name of the model.
+pub(super) fn model() -> Named {
+    ("model", string("The model's id, an alias of it, or \"default\"; another is a 404."))
+}
+
+fn most_logprobs() -> i64 {
+    i64::from(MAX_LOGPROBS)
+}
+
+/// What all generating endpoints read, llama-server's among them.
+pub(super) fn shared_fields() -> Vec<Named> {
+    let mut fields = vec![
+        model(),
+        ("max_tokens", integer_from(1, "Tokens of the answer.")),
+        ("max_completion_tokens", integer_from(1, "The newer name of max_tokens; where both are given, it counts.")),
+        ("min_tokens", integer_from(0, "Nothing ends an answer that has fewer.")),
+        ("n", integer_in(1, MAX_CHOICES as i64, "Answers per prompt.")),
+        ("temperature", number_in(0.0, 2.0, "0 is greedy.")),
+        ("top_k", integer_from(-1, "Keep the k most probable tokens; 0 and -1 keep all.")),
+        ("top_p", number_in(0.0, 1.0, "Keep the most probable tokens up to this mass.")),
+        ("min_p", number_in(0.0, 1.0, "Keep tokens at least this times as probable as the most probable one.")),
+        ("typical_p", number_in(0.0, 1.0, "Locally typical sampling; 1 is off.")),
+        ("seed", integer("The same seed gives the same text.")),
+        ("repetition_penalty", number_in(0.01, 100.0, "Divides the logits of tokens of prompt and answer; 1 is off.")),
+        ("repeat_penalty", number_in(0.01, 100.0, "llama.cpp's name of repetition_penalty; over the whole text.")),
+        ("frequency_penalty", number_in(-2.0, 2.0, "Subtracted for each time that a token was generated.")),
+        ("presence_penalty", number_in(-2.0, 2.0, "Subtracted once a token was generated.")),
+        ("logit_bias", logit_bias()),
+        ("allowed_token_ids", ids("The only tokens that may be chosen; an empty list restricts nothing.")),
+        ("bad_words", strings("Texts that are never generated.")),
+        (
+            "stop",
+            any_of(
+                vec![json!({ "type": "string" }), strings("")],
+                "Texts that end an answer; they are not part of it.",
+            ),
+        ),
+        ("stop_token_ids", ids("Tokens that end an answer.")),
+        ("include_stop_str_in_output", boolean("Put the stop text into the answer after all.")),
+        ("ignore_eos", boolean("Go on after the token that ends a text.")),
+        ("stream", boolean("Answer with server-sent events.")),
+        ("stream_options", optional(vec![("include_usage", boolean("A last chunk has the usage."))])),
+        (
+            "prompt_logprobs",
+            integer_in(0, most_logprobs(), "vLLM's: log-probabilities of the prompt's tokens; not in streams."),
+        ),
+        ("return_token_ids", boolean("vLLM's: the ids of the answer's tokens.")),
+        ("return_tokens_as_token_ids", boolean("vLLM's: write tokens as token_id:17.")),
+        ("priority", integer("Lower is served earlier.")),
+        ("cache_salt", string("Cached prompts are shared only under the same salt.")),
+    ];
+    fields.extend(form_fields());
+    fields
+}
+
+fn logit_bias() -> Value {
+    json!({
+        "type": "object",
+        "description": "From token ids to what is added to their logits.",
+        "additionalProperties": { "type": "number", "minimum": -100, "maximum": 100 },
+    })
+}
+
+fn schema_of_json(about: &str) -> Value {
+    any_of(vec![map(""), json!({ "type": "boolean" }), json!({ "type": "string" })], about)
+}
+
+/// One form per request.
+fn form_fields() -> Vec<Named> {
+    vec![
+        ("response_format", reference_as("ResponseFormat", "OpenAI's way to ask for JSON.")),
+        ("structured_outputs", reference_as("StructuredOutputs", "vLLM's way to ask for a form.")),
+        ("guided_json", schema_of_json("vLLM's older name: a JSON schema.")),
+        ("guided_regex", string("A regular expression that the whole answer matches.")),
+        ("guided_choice", strings("The answer is one of these.")),
+        ("guided_grammar", string("A grammar, Lark or GBNF.")),
+        ("guided_decoding_backend", string("Accepted; changes nothing.")),
+        ("guided_whitespace_pattern", string("Not supported: it must be empty.")),
+        ("regex", string("SGLang's name: a regular expression.")),
+        ("ebnf", string("SGLang's name: a grammar.")),
+        ("grammar", string("llama.cpp's name: a grammar in GBNF.")),
+        ("json_schema", schema_of_json("llama.cpp's name: a JSON schema.")),
+    ]
+}
+
+fn response_format() -> Value {
+    let json_schema = optional(vec![
+        ("name", string("Not read.")),
+        ("strict", boolean("Answers always follow the schema.")),
+        ("schema", schema_of_json("A JSON schema.")),
+    ]);
+    object(
+        vec![
+            ("type", one_of(&["text", "json_object", "json_schema"], "")),
+            ("json_schema", json_schema),
+            ("schema", schema_of_json("llama.cpp's place of the schema.")),
+        ],
+        &["type"],
+    )
+}
+
+fn structured_outputs() -> Value {
+    optional(vec![
+        ("json", schema_of_json("A JSON schema.")),
+        ("regex", string("A regular expression.")),
+        ("choice", strings("The answer is one of these.")),
+        ("grammar", string("A grammar, Lark or GBNF.")),
+        ("json_object", boolean("Any JSON object.")),
+        ("whitespace_pattern", string("Not supported: it must be empty.")),
+        ("structural_tag", json!({ "description": "Not supported." })),
+    ])
+}
+
+/// The messages of a conversation.
+pub(super) fn messages() -> Named {
+    ("messages", array(reference("Message"), "The conversation so far."))
+}
+
+/// Variables of the chat template.
+pub(super) fn template_variables() -> Named {
+    ("chat_template_kwargs", map("Variables for the chat template, such as {\"enable_thinking\": false}."))
+}
+
+fn message() -> Value {
+    let part = all(vec![("type", one_of(&["text"], "")), ("text", string(""))]);
+    object(
+        vec![
+            ("role", one_of(&["system", "developer", "user", "assistant"], "Who says it.")),
+            ("content", any_of(vec![json!({ "type": "string" }), array(part, "")], "What is said.")),
+            ("name", string("Which of several speakers of a role.")),
+            ("tool_calls", array(map(""), "Not supported: it must be empty.")),
+            ("function_call", array(map(""), "Not supported: it must be empty.")),
+        ],
+        &["role", "content"],
+    )
+}
+
+fn chat_request() -> Value {
+    let mut fields = vec![
+        messages(),
+        template_variables(),
+        ("logprobs", boolean("Tell the log-probability of each token.")),
+        ("top_logprobs", integer_in(0, most_logprobs(), "And of this many most probable ones; needs logprobs.")),
+    ];
+    fields.extend(shared_fields());
+    object(fields, &["messages"])
+}
+
+fn completion_request() -> Value {
+    let prompt = any_of(
+        vec![json!({ "type": "string" }), ids(""), array(any_of(vec![json!({ "type": "string" }), ids("")], ""), "")],
+        "A text, token ids, or an array of either.",
+    );
+    let mut fields = vec![
+        ("prompt", prompt),
+        (
+            "logprobs",
+            any_of(
+                vec![integer_in(0, most_logprobs(), ""), json!({ "const": false })],
+                "Tell the log-probabilities of each token and of this many most probable ones.",
+            ),
+        ),
+        ("echo", boolean("Put the prompt before the answer; max_tokens may be 0 then.")),
+        (
+            "best_of",
+            integer_in(
+                1,
+                MAX_CHOICES as i64,
+                "Generate this many and answer with the n most probable by token; not in streams.",
+            ),
+        ),
+    ];
+    fields.extend(shared_fields().into_iter().filter(|(name, _)| *name != "max_tokens"));
+    fields.push(("max_tokens", integer_from(0, "Tokens of the answer, 16 where nothing is said; 0 with echo alone.")));
+    object(fields, &["prompt"])
+}
+
+fn finish_reason() -> Value {
+    one_of(&["stop", "length"], "Why it ended.")
+}
+
+/// What every answer and every chunk of one begins with.
+fn envelope(kind: &str) -> Vec<Named> {
+    vec![
+        ("id", string("The answer's.")),
+        ("object", json!({ "const": kind })),
+        ("created", integer("Seconds since 1970.")),
+        ("model", string("Who answers.")),
+        ("system_fingerprint", string("The build and its class of arithmetic.")),
+    ]
+}
+
+/// An envelope with choices; the fields of `rest` need not be there.
+fn enveloped(kind: &str, choice: Value, always: Vec<Named>, rest: Vec<Named>) -> Value {
+    let mut fields = envelope(kind);
+    fields.push(("choices", array(choice, "")));
+    fields.extend(always);
+    let required: Vec<&str> = fields.iter().map(|(name, _)| *name).collect();
+    fields.extend(rest);
+    object(fields, &required)
+}
+
+fn timings() -> Named {
+    ("timings", reference_as("Timings", "Where the time went; for one prompt alone."))
+}
+
+fn of_prompt() -> Vec<Named> {
+    vec![
+        ("prompt_logprobs", nullable(reference("PromptLogprobs"))),
+        ("prompt_token_ids", nullable(ids("With return_token_ids."))),
+    ]
+}
+
+fn chat_completion() -> Value {
+    let message = all(vec![
+        ("role", json!({ "const": "assistant" })),
+        ("content", string("The answer.")),
+        ("refusal", json!({ "type": "null" })),
+    ]);
+    let choice = object(
+        vec![
+            ("index", integer("Which answer.")),
+            ("message", message),
+            ("logprobs", nullable(reference("ChatLogprobs"))),
+            ("finish_reason", finish_reason()),
+            ("token_ids", ids("With return_token_ids.")),
+        ],
+        &["index", "message", "logprobs", "finish_reason"],
+    );
+    let mut rest = of_prompt();
+    rest.push(timings());
+    enveloped("chat.completion", choice, vec![("usage", reference("Usage"))], rest)
+}
+
+fn chat_chunk() -> Value {
+    let delta = optional(vec![("role", json!({ "const": "assistant" })), ("content", string("The next of the text."))]);
+    let choice = object(
+        vec![
+            ("index", integer("Which answer.")),
+            ("delta", delta),
+            ("logprobs", nullable(reference("ChatLogprobs"))),
+            ("finish_reason", nullable(finish_reason())),
+            ("token_ids", ids("With return_token_ids.")),
+        ],
+        &["index", "delta", "logprobs", "finish_reason"],
+    );
+    let mut rest = of_prompt();
+    rest.extend([("usage", nullable(reference("Usage"))), timings()]);
+    enveloped("chat.completion.chunk", choice, Vec::new(), rest)
+}
+
+fn chat_logprobs() -> Value {
+    let of_token = || {
+        vec![
+            ("token", string("Its text, or bytes:\\xf0\\x9f where that is no whole character.")),
+            ("logprob", number("In the model's own distribution; -9999 is never.")),
+            ("bytes", nullable(array(json!({ "type": "integer" }), ""))),
+        ]
+    };
+    let mut entry = of_token();
+    entry.push(("top_logprobs", array(all(of_token()), "")));
+    all(vec![("content", array(all(entry), "One per token.")), ("refusal", json!({ "type": "null" }))])
+}
+
+fn completion(kind: &str, is_whole: bool) -> Value {
+    let mut fields = vec![
+        ("text", string("The text.")),
+        ("index", integer("Which answer.")),
+        ("logprobs", nullable(reference("CompletionLogprobs"))),
+        ("finish_reason", if is_whole { finish_reason() } else { nullable(finish_reason()) }),
+    ];
+    let required: Vec<&str> = fields.iter().map(|(name, _)| *name).collect();
+    fields.push(("token_ids", ids("With return_token_ids.")));
+    fields.extend(of_prompt());
+    let choice = object(fields, &required);
+    if is_whole {
+        enveloped(kind, choice, vec![("usage", reference("Usage"))], vec![timings()])
+    } else {
+        enveloped(kind, choice, Vec::new(), vec![("usage", nullable(reference("Usage"))), timings()])
+    }
+}
+
+fn completion_logprobs() -> Value {
+    let numbers = array(json!({ "type": ["number", "null"] }), "The first token of a text has none.");
+    let top = array(
+        any_of(
+            vec![json!({ "type": "object", "additionalProperties": { "type": "number" } }), json!({ "type": "null" })],
+            "",
+        ),
+        "From tokens to log-probabilities.",
+    );
+    all(vec![
+        ("tokens", strings("")),
+        ("token_logprobs", numbers),
+        ("top_logprobs", nullable(top)),
+        ("text_offset", array(json!({ "type": "integer" }), "In characters.")),
+    ])
+}
+
+fn prompt_logprobs() -> Value {
+    let found =
+        all(vec![("logprob", number("")), ("rank", integer("1 is the most probable.")), ("decoded_token", string(""))]);
+    let of_token = json!({ "type": "object", "additionalProperties": found });
+    array(nullable(of_token), "For each token of the prompt but the first, from ids to log-probabilities.")
+}

@@ -1,0 +1,200 @@
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use taper_engine::stub::{StubRunner, stub_limits};
+use taper_engine::{Engine, EngineConfig};
+
+use super::*;
+use crate::api::{chat_completions, completions, native, tokens};
+use crate::errors::ApiError;
+use crate::fields::asked;
+use crate::state::{Served, ServedModel, ServerState};
+
+type Read = fn(&[u8], &ServerState, &Served) -> Result<(), ApiError>;
+
+fn served() -> (ServerState, Arc<Served>) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), taper_testkit::tiny::TinyModel::default().to_gguf()).unwrap();
+    let checkpoint = taper_checkpoint::Checkpoint::open(file.path()).unwrap();
+    let tokenizer = Arc::new(taper_text::Tokenizer::from_metadata(checkpoint.metadata()).unwrap());
+    let template = taper_text::ChatTemplate::from_metadata(checkpoint.metadata()).unwrap();
+    let runner = StubRunner::new(stub_limits(tokenizer.vocab_size()), |_| 0);
+    let engine = Engine::start(Box::new(runner), tokenizer.clone(), EngineConfig::default());
+    let state = ServerState::new();
+    state.set_ready(ServedModel {
+        id: "tiny".to_owned(),
+        tokenizer,
+        template,
+        context_len: engine.limits().context_len,
+        engine,
+        created_unix: 0,
+        fingerprint: "stub".to_owned(),
+        deterministic: true,
+    });
+    let served = state.served().unwrap();
+    (state, served)
+}
+
+/// For each schema of a request: what reads it, and bodies that make it ask for every field there is.
+fn readers() -> [(&'static str, Read, Vec<Value>); 6] {
+    let message = json!({ "role": "user", "content": [{ "type": "text", "text": "hi" }] });
+    let formats = json!({ "type": "json_schema", "json_schema": { "name": "n", "schema": {} } });
+    let forms = [
+        json!({ "response_format": formats, "stream_options": {} }),
+        json!({ "response_format": { "type": "json_object", "schema": {} }, "structured_outputs": {} }),
+        json!({ "response_format": { "type": "json_schema", "schema": {} } }),
+    ];
+    let with = |fields: Value| {
+        let with_forms = forms.iter().map(move |form| {
+            let mut body = form.clone();
+            body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            body
+        });
+        with_forms.collect::<Vec<Value>>()
+    };
+    [
+        (
+            "ChatRequest",
+            |body, state, served| chat_completions::count_tokens(body, state, served).map(drop),
+            with(json!({ "messages": [message], "chat_template_kwargs": {} })),
+        ),
+        (
+            "CompletionRequest",
+            |body, state, served| completions::prepare(body, state, served).map(drop),
+            with(json!({ "prompt": "a", "echo": true, "max_tokens": 0 })),
+        ),
+        (
+            "NativeRequest",
+            |body, state, served| native::prepare(body, state, served).map(drop),
+            [with(json!({ "prompt": "a" })), vec![json!({ "prompt": { "prompt_string": "a" } })]].concat(),
+        ),
+        (
+            "/tokenize",
+            |body, state, served| tokens::read_tokenize(body, state, served).map(drop),
+            vec![json!({ "prompt": "a" }), json!({ "messages": [message] }), json!({ "content": "a" })],
+        ),
+        (
+            "/detokenize",
+            |body, state, served| tokens::read_detokenize(body, state, served).map(drop),
+            vec![json!({ "tokens": [97] })],
+        ),
+        (
+            "/apply-template",
+            |body, state, served| tokens::read_apply_template(body, state, served).map(drop),
+            vec![json!({ "messages": [message] })],
+        ),
+    ]
+}
+
+fn resolved<'a>(schema: &'a Value, document: &'a Value) -> &'a Value {
+    match schema["$ref"].as_str() {
+        Some(reference) => document.pointer(reference.trim_start_matches('#')).unwrap_or_else(|| panic!("{reference}")),
+        None => schema,
+    }
+}
+
+/// Whether a schema knows the field at the end of a path such as `messages[].content[].text`.
+fn knows(schema: &Value, path: &[&str], document: &Value) -> bool {
+    let schema = resolved(schema, document);
+    if let Some(schemas) = schema["anyOf"].as_array() {
+        return schemas.iter().any(|schema| knows(schema, path, document));
+    }
+    match path {
+        [] => true,
+        ["[]", rest @ ..] => knows(&schema["items"], rest, document),
+        [name, rest @ ..] => schema["properties"].get(name).is_some_and(|field| knows(field, rest, document)),
+    }
+}
+
+/// `messages[0].role` as its steps, and `messages`, `[]`, `role` for it.
+fn steps(name: &str) -> Vec<&str> {
+    let step = |part: &'_ str| -> (usize, usize) { (part.find('[').unwrap_or(part.len()), part.matches('[').count()) };
+    let mut steps = Vec::new();
+    for part in name.split('.') {
+        let (name_len, num_indices) = step(part);
+        steps.push(&part[..name_len]);
+        steps.extend(std::iter::repeat_n("[]", num_indices));
+    }
+    steps
+}
+
+#[test]
+fn every_field_that_is_read_is_described_and_every_described_field_is_read() {
+    let (state, served) = served();
+    let document = document();
+    for (name, read, bodies) in readers() {
+        let schema = match name.strip_prefix('/') {
+            Some(_) => &document["paths"][name]["post"]["requestBody"]["content"][JSON]["schema"],
+            None => &document["components"]["schemas"][name],
+        };
+        assert!(schema.is_object(), "no schema for {name}");
+        asked::take();
+        for body in bodies {
+            read(body.to_string().as_bytes(), &state, &served)
+                .unwrap_or_else(|error| panic!("{name}, {body}: {error}"));
+        }
+        let asked = asked::take();
+        let unknown: Vec<&String> = asked.iter().filter(|field| !knows(schema, &steps(field), &document)).collect();
+        assert!(unknown.is_empty(), "{name} reads what its schema does not have: {unknown:?}");
+        let read: BTreeSet<&str> = asked.iter().filter_map(|field| field.split(['.', '[']).next()).collect();
+        let described = schema["properties"].as_object().unwrap().keys();
+        let unread: Vec<&String> = described.filter(|field| !read.contains(field.as_str())).collect();
+        assert!(unread.is_empty(), "the schema of {name} has what is not read: {unread:?}");
+    }
+}
+
+#[test]
+fn every_request_has_a_reader_in_this_test() {
+    let mut named: BTreeSet<String> = readers().iter().map(|(name, ..)| (*name).to_owned()).collect();
+    let document = document();
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        let Some(body) = methods["post"].get("requestBody") else { continue };
+        let schema = &body["content"][JSON]["schema"];
+        let name = schema["$ref"].as_str().and_then(|reference| reference.rsplit('/').next());
+        // An alias has the description of the path that it stands for.
+        let name = name.unwrap_or_else(|| path.trim_start_matches("/v1"));
+        assert!(readers().iter().any(|(known, ..)| *known == name), "{path}: nothing reads {name} here");
+        named.remove(name);
+    }
+    assert!(named.is_empty(), "no request has {named:?}");
+}
+
+#[test]
+fn every_reference_leads_somewhere_and_every_component_is_used() {
+    let document = document();
+    let text = document.to_string();
+    for part in text.split("\"$ref\":\"#").skip(1) {
+        let pointer = part.split('"').next().unwrap();
+        assert!(document.pointer(pointer).is_some(), "{pointer}");
+    }
+    for name in document["components"]["schemas"].as_object().unwrap().keys() {
+        assert!(text.contains(&format!("#/components/schemas/{name}\"")), "{name} is used nowhere");
+    }
+}
+
+#[test]
+fn no_two_operations_have_one_id_and_no_component_is_named_twice() {
+    let document = document();
+    let operations =
+        document["paths"].as_object().unwrap().values().flat_map(|methods| methods.as_object().unwrap().values());
+    let ids: Vec<&Value> = operations.map(|operation| &operation["operationId"]).collect();
+    let different: BTreeSet<String> = ids.iter().map(ToString::to_string).collect();
+    assert_eq!(ids.len(), different.len());
+    let num_named = [schema::components(), generation::components(), super::native::components()]
+        .iter()
+        .map(Vec::len)
+        .sum::<usize>();
+    assert_eq!(components().len(), num_named);
+}
+
+#[test]
+fn routes_are_rows_of_the_table_and_nowhere_else() {
+    // Served by hand, a route would be missing from the description.
+    assert_eq!(include_str!("../../serve.rs").matches(".route(").count(), 1);
+    let document = document();
+    for route in routes() {
+        let (path, _) = path_parameters(route.path);
+        assert!(document["paths"][&path][route.method].is_object(), "{path}");
+    }
+}

@@ -1,0 +1,366 @@
+//! llama-server's request: what it calls differently, what it assumes, and what is refused by name.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use taper_engine::{MAX_LOGPROBS, SamplingParams};
+use taper_text::EncodeOptions;
+
+use super::shape;
+use crate::errors::ApiError;
+use crate::fields::{Fields, integer_of, show};
+use crate::limits::{MAX_BAD_WORDS, MAX_CHOICES, MAX_PROMPTS, MAX_TOLD_BYTES};
+use crate::mixed_prompt::{self, Mixing};
+use crate::parameters::Parameters;
+use crate::state::{Served, ServerState};
+use crate::{body, unsupported};
+
+/// llama-server's defaults.
+pub(super) const TEMPERATURE: f64 = 0.8;
+pub(super) const TOP_K: u32 = 40;
+pub(super) const TOP_P: f64 = 0.95;
+pub(super) const MIN_P: f64 = 0.05;
+/// How llama-server writes "any seed", besides -1.
+pub(super) const ANY_SEED: u64 = u32::MAX as u64;
+
+/// The samplers in the order in which they apply here.
+pub(super) const SAMPLERS: &[&str] = &["penalties", "temperature", "min_p", "top_k", "typ_p", "top_p"];
+/// Samplers of llama-server that are always off here, so their place does not matter.
+const OFF_SAMPLERS: &[&str] = &["dry", "xtc", "top_n_sigma"];
+
+/// A parameter that is not there, and which values ask for nothing.
+type Refused = (&'static str, fn(&Value) -> bool);
+
+/// Parameters that are refused unless they are off, besides those that no endpoint has.
+pub(crate) const REFUSED: &[Refused] = &[
+    ("post_sampling_probs", is_off),
+    ("return_progress", is_off),
+    ("response_fields", is_empty),
+    ("n_indent", is_off),
+    ("grammar_lazy", is_off),
+    ("grammar_triggers", is_empty),
+    ("preserved_tokens", is_empty),
+    ("image_data", is_empty),
+    ("adaptive_target", is_negative),
+    ("prompt_logprobs", is_never),
+    ("return_tokens_as_token_ids", is_off),
+];
+
+/// Fields that change nothing in the answer: what belongs to samplers that are off, and what says how to compute it.
+pub(crate) const HARMLESS: &[&str] = &[
+    "dynatemp_exponent",
+    "xtc_threshold",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "mirostat_tau",
+    "mirostat_eta",
+    "adaptive_decay",
+    "backend_sampling",
+    "sse_ping_interval",
+    // There is no shift of the context, so nothing is kept or discarded, and the cache is always asked.
+    "n_keep",
+    "n_discard",
+    "n_cache_reuse",
+];
+
+fn is_off(value: &Value) -> bool {
+    value == &Value::Bool(false) || value.as_f64() == Some(0.0)
+}
+fn is_empty(value: &Value) -> bool {
+    value.as_array().is_some_and(Vec::is_empty)
+}
+fn is_negative(value: &Value) -> bool {
+    value.as_f64().is_some_and(|number| number < 0.0)
+}
+fn is_never(_: &Value) -> bool {
+    false
+}
+
+/// A request that was understood.
+pub(crate) struct Prepared {
+    pub(super) parameters: Parameters,
+    pub(super) prompts: Vec<Vec<u32>>,
+    /// The prompts' texts, control tokens spelled out.
+    pub(super) texts: Vec<String>,
+    /// `generation_settings`.
+    pub(super) settings: Value,
+    /// `t_max_predict_ms`.
+    pub(super) predict_limit: Option<Duration>,
+    pub(super) ignored: Vec<String>,
+}
+
+pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared, ApiError> {
+    let mut fields = Fields::new(body::parse_object(body)?);
+    let prompt = fields.take("prompt").ok_or_else(|| {
+        ApiError::missing(
+            "prompt",
+            "prompt is missing; it is a string, token ids, an array of both, or several of these",
+        )
+    })?;
+    refuse(&mut fields)?;
+    let own = Own::take(&mut fields, served)?;
+    own.assume(&mut fields);
+    let mut parameters = Parameters::take(&mut fields, state, served)?;
+    own.apply(&mut parameters)?;
+    parameters.check(served)?;
+    let ignored = unsupported::check_rest(fields, state)?;
+
+    let prompts = mixed_prompt::split(prompt, "prompt")?;
+    if prompts.len() > MAX_PROMPTS {
+        let message = format!("prompt has {} prompts; at most {MAX_PROMPTS} are taken in one request", prompts.len());
+        return Err(ApiError::invalid("prompt", message));
+    }
+    let mixing = Mixing { add_special: true, parse_special: true };
+    let encode = |prompt| mixed_prompt::encode(served, prompt, "prompt", mixing);
+    let prompts: Vec<Vec<u32>> = prompts.into_iter().map(encode).collect::<Result<_, _>>()?;
+    let texts: Vec<String> = prompts.iter().map(|tokens| served.model.tokenizer.decode(tokens, false)).collect();
+    let settings = shape::settings(&parameters.sampling, parameters.stream);
+    check_told(&texts, &settings, parameters.num_choices)?;
+    Ok(Prepared { parameters, prompts, texts, settings, predict_limit: own.predict_limit, ignored })
+}
+
+/// Every choice's answer repeats its prompt and the settings.
+fn check_told(texts: &[String], settings: &Value, num_choices: usize) -> Result<(), ApiError> {
+    let settings = settings.to_string().len();
+    let bytes: usize = texts.iter().map(|text| text.len() + settings).sum();
+    if bytes.saturating_mul(num_choices) <= MAX_TOLD_BYTES {
+        return Ok(());
+    }
+    let message = format!(
+        "the answer would repeat more than {MAX_TOLD_BYTES} bytes of the request; ask about fewer prompts at a time, or for fewer choices"
+    );
+    Err(ApiError::invalid("prompt", message))
+}
+
+fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
+    for &(name, is_off) in REFUSED {
+        if let Some(value) = fields.take(name)
+            && !is_off(&value)
+        {
+            let message = format!("{name} is not supported by this server; leave it out (got {})", show(&value));
+            return Err(ApiError::unsupported(name, message));
+        }
+    }
+    for name in HARMLESS {
+        fields.take(name);
+    }
+    Ok(())
+}
+
+/// What only llama-server has, or has under the same name with another meaning.
+struct Own {
+    /// Tokens of the answer, as it writes them: negative is the rest of the context, 0 is none.
+    n_predict: Option<i64>,
+    n_cmpl: Option<i64>,
+    num_probs: Option<u32>,
+    return_tokens: bool,
+    temperature: f64,
+    seed: Option<Value>,
+    repeat_last_n: Option<i64>,
+    samplers: Option<Vec<&'static str>>,
+    biases: Vec<(u32, f32)>,
+    /// Tokens whose bias is `false`: they are never chosen.
+    banned: Vec<u32>,
+    predict_limit: Option<Duration>,
+}
+
+impl Own {
+    fn take(fields: &mut Fields, served: &Served) -> Result<Own, ApiError> {
+        let num_probs = match fields.integer("n_probs", 0..=i64::from(MAX_LOGPROBS))? {
+            // llama-server's other name of it.
+            None => fields.integer("logprobs", 0..=i64::from(MAX_LOGPROBS))?,
+            asked => asked,
+        };
+        let predict_limit = fields.integer("t_max_predict_ms", -1..=i64::MAX)?.and_then(|ms| u64::try_from(ms).ok());
+        let (biases, banned) = match fields.take("logit_bias") {
+            Some(value) => logit_bias(value, served)?,
+            None => Default::default(),
+        };
+        Ok(Own {
+            n_predict: fields.integer("n_predict", -2..=i64::MAX)?,
+            n_cmpl: fields.integer("n_cmpl", 1..=MAX_CHOICES as i64)?,
+            num_probs: num_probs.filter(|num| *num > 0).map(|num| num as u32),
+            return_tokens: fields.boolean("return_tokens")?.unwrap_or(false),
+            // Less than 0 is greedy too.
+            temperature: fields.number("temperature", -1.0..=2.0)?.map_or(TEMPERATURE, |number| number.max(0.0)),
+            seed: fields
+                .take("seed")
+                .filter(|seed| integer_of(seed).is_none_or(|seed| seed != -1 && seed != ANY_SEED as i64)),
+            repeat_last_n: fields.integer("repeat_last_n", -1..=i64::from(i32::MAX))?,
+            samplers: samplers(fields)?,
+            biases,
+            banned,
+            predict_limit: predict_limit.filter(|ms| *ms > 0).map(Duration::from_millis),
+        })
+    }
+
+    /// Puts what was read, or is assumed, where the parameters that all endpoints share are read from.
+    fn assume(&self, fields: &mut Fields) {
+        fields.assume("temperature", json!(self.temperature));
+        fields.assume("top_k", json!(TOP_K));
+        fields.assume("top_p", json!(TOP_P));
+        fields.assume("min_p", json!(MIN_P));
+        if let Some(seed) = &self.seed {
+            fields.assume("seed", seed.clone());
+        }
+        if let Some(num) = self.n_cmpl {
+            fields.assume("n", json!(num));
+        }
+    }
+
+    fn apply(&self, parameters: &mut Parameters) -> Result<(), ApiError> {
+        let sampling = &mut parameters.sampling;
+        match self.n_predict {
+            None => {}
+            // The token that is chosen after the prompt is thrown away.
+            Some(0) => {
+                parameters.prompt_only = true;
+                sampling.max_tokens = Some(1);
+                sampling.min_tokens = 0;
+            }
+            Some(num) => sampling.max_tokens = usize::try_from(num).ok(),
+        }
+        parameters.details.logprobs = self.num_probs;
+        sampling.logprobs = self.num_probs;
+        parameters.details.token_ids |= self.return_tokens;
+        sampling.logit_bias = self.biases.clone();
+        sampling.bad_words.extend(self.banned.iter().map(|&token| vec![token]));
+        if let Some(samplers) = &self.samplers {
+            leave_out(sampling, samplers);
+        }
+        self.check_penalties(sampling)
+    }
+
+    /// Penalties look at the whole text here, and not at its last tokens.
+    fn check_penalties(&self, sampling: &mut SamplingParams) -> Result<(), ApiError> {
+        let are_off = (sampling.repetition_penalty - 1.0).abs()
+            + sampling.presence_penalty.abs()
+            + sampling.frequency_penalty.abs()
+            == 0.0;
+        match self.repeat_last_n {
+            None | Some(-1) => Ok(()),
+            Some(0) => {
+                penalties_off(sampling);
+                Ok(())
+            }
+            Some(_) if are_off => Ok(()),
+            Some(other) => {
+                let message = format!(
+                    "repeat_last_n must be -1 (penalties look at the whole text on this server) or 0 (they are off), got {other}"
+                );
+                Err(ApiError::unsupported("repeat_last_n", message))
+            }
+        }
+    }
+}
+
+fn penalties_off(sampling: &mut SamplingParams) {
+    let off = SamplingParams::default();
+    sampling.repetition_penalty = off.repetition_penalty;
+    sampling.presence_penalty = off.presence_penalty;
+    sampling.frequency_penalty = off.frequency_penalty;
+}
+
+/// Turns off the samplers that a request does not name.
+fn leave_out(sampling: &mut SamplingParams, named: &[&str]) {
+    let off = SamplingParams::default();
+    for sampler in SAMPLERS.iter().filter(|sampler| !named.contains(*sampler)) {
+        match *sampler {
+            "penalties" => penalties_off(sampling),
+            // Greedy is a way to choose and no filter.
+            "temperature" if sampling.temperature > 0.0 => sampling.temperature = off.temperature,
+            "min_p" => sampling.min_p = off.min_p,
+            "top_k" => sampling.top_k = off.top_k,
+            "typ_p" => sampling.typical_p = off.typical_p,
+            "top_p" => sampling.top_p = off.top_p,
+            _ => {}
+        }
+    }
+}
+
+/// `samplers`: names in the order of [`SAMPLERS`].
+fn samplers(fields: &mut Fields) -> Result<Option<Vec<&'static str>>, ApiError> {
+    let Some(items) = fields.array("samplers")? else { return Ok(None) };
+    let mut named: Vec<&'static str> = Vec::new();
+    let mut left = SAMPLERS.iter();
+    for item in &items {
+        let name = match item.as_str() {
+            Some("typical_p" | "typical") => "typ_p",
+            Some(name) => name,
+            None => "",
+        };
+        if OFF_SAMPLERS.contains(&name) {
+            continue;
+        }
+        let Some(sampler) = left.find(|sampler| **sampler == name) else {
+            let message = format!(
+                "samplers must be names in the order in which they apply on this server, which is {}; got {} in another place",
+                SAMPLERS.join(", "),
+                show(item)
+            );
+            return Err(ApiError::unsupported("samplers", message));
+        };
+        named.push(*sampler);
+    }
+    Ok(Some(named))
+}
+
+/// Biases of tokens, and tokens that must not be chosen.
+type Biases = (Vec<(u32, f32)>, Vec<u32>);
+
+/// `{"id or text": bias}` or `[[id or text, bias], ...]`; a text stands for each of its tokens, `false` for never.
+fn logit_bias(value: Value, served: &Served) -> Result<Biases, ApiError> {
+    let invalid = |message: String| Err(ApiError::invalid("logit_bias", message));
+    let pairs: Vec<(Value, Value)> = match value {
+        Value::Object(object) => {
+            let id = |name: String| name.parse::<u32>().map_or(Value::String(name), Value::from);
+            object.into_iter().map(|(name, bias)| (id(name), bias)).collect()
+        }
+        Value::Array(items) => {
+            let mut pairs = Vec::with_capacity(items.len());
+            for item in items {
+                match item {
+                    Value::Array(mut pair) if pair.len() == 2 => {
+                        let bias = pair.pop().unwrap_or_default();
+                        pairs.push((pair.pop().unwrap_or_default(), bias));
+                    }
+                    other => {
+                        return invalid(format!("each item of logit_bias must be [token, bias], got {}", show(&other)));
+                    }
+                }
+            }
+            pairs
+        }
+        other => {
+            return invalid(format!("logit_bias must be an object or an array of [token, bias], got {}", show(&other)));
+        }
+    };
+    let (mut biases, mut banned) = (Vec::new(), Vec::new());
+    for (token, bias) in pairs {
+        let tokens = match &token {
+            Value::String(text) => {
+                let options = EncodeOptions { parse_special: true, add_bos: false };
+                crate::prompt::encode_with(served, text, "logit_bias", options)?
+            }
+            id => mixed_prompt::tokens(std::slice::from_ref(id), served, "logit_bias")?,
+        };
+        match bias.as_f64() {
+            Some(number) if (-100.0..=100.0).contains(&number) => {
+                biases.extend(tokens.into_iter().map(|token| (token, number as f32)));
+            }
+            None if bias == Value::Bool(false) => banned.extend(tokens),
+            _ => {
+                let got = show(&bias);
+                return invalid(format!(
+                    "a bias in logit_bias must be a number between -100 and 100, or false, got {got}"
+                ));
+            }
+        }
+    }
+    if banned.len() > MAX_BAD_WORDS {
+        return invalid(format!("logit_bias rules out {} tokens; at most {MAX_BAD_WORDS} are", banned.len()));
+    }
+    Ok((biases, banned))
+}

@@ -1,0 +1,263 @@
+//! llama-server's answer: a part of a stream, and the last or only word about a choice.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use taper_engine::{FinishReason, SamplingParams, Timings, TokenLogprobs, Usage};
+use taper_text::{Detokenizer, Tokenizer};
+
+use super::request::{ANY_SEED, Prepared, SAMPLERS};
+use crate::answer;
+use crate::generation::{Piece, Totals};
+use crate::state::Served;
+use crate::token_json::{Details, TokenWriter};
+
+/// `generation_settings`: what a request asks for, or is assumed to.
+pub(super) fn settings(sampling: &SamplingParams, stream: bool) -> Value {
+    let bias = |&(token, bias): &(u32, f32)| json!({ "token": token, "bias": bias });
+    let never = |word: &Vec<u32>| word.first().map(|token| json!({ "token": token, "bias": false }));
+    let banned = sampling.bad_words.iter().filter(|word| word.len() == 1).filter_map(never);
+    let num_tokens = sampling.max_tokens.map_or(-1, |num| i64::try_from(num).unwrap_or(i64::MAX));
+    json!({
+        "seed": sampling.seed.unwrap_or(ANY_SEED),
+        "temperature": sampling.temperature,
+        "dynatemp_range": 0.0,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "top_n_sigma": -1.0,
+        "xtc_probability": 0.0,
+        "typical_p": sampling.typical_p,
+        "repeat_last_n": -1,
+        "repeat_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "dry_multiplier": 0.0,
+        "mirostat": 0,
+        "stop": sampling.stop,
+        "max_tokens": num_tokens,
+        "n_predict": num_tokens,
+        "n_keep": 0,
+        "ignore_eos": sampling.ignore_eos,
+        "stream": stream,
+        "logit_bias": sampling.logit_bias.iter().map(bias).chain(banned).collect::<Value>(),
+        "n_probs": sampling.logprobs.unwrap_or(0),
+        "min_keep": 0,
+        "samplers": SAMPLERS,
+        "post_sampling_probs": false,
+        "lora": [],
+    })
+}
+
+/// One choice so far.
+#[derive(Debug, Default)]
+struct Choice {
+    piece: Piece,
+    reason: Option<FinishReason>,
+}
+
+struct Prompt {
+    text: String,
+    num_tokens: usize,
+    last: Option<u32>,
+    usage: Option<Usage>,
+}
+
+/// All that the answer to a request is made of.
+pub(super) struct Native {
+    writer: TokenWriter,
+    tokenizer: Arc<Tokenizer>,
+    model: String,
+    context_len: usize,
+    settings: Value,
+    sampling: SamplingParams,
+    returns_tokens: bool,
+    prompt_only: bool,
+    prompts: Vec<Prompt>,
+    choices: Vec<Choice>,
+    /// From the start to the first text, and to the end, where the engine did not get to measure it.
+    pub(super) first_text_s: f64,
+    pub(super) elapsed_s: f64,
+}
+
+impl Native {
+    pub(super) fn new(served: &Served, request: &Prepared) -> Self {
+        let Prepared { parameters, prompts, texts, settings, .. } = request;
+        let prompt = |(text, tokens): (&String, &Vec<u32>)| Prompt {
+            text: text.clone(),
+            num_tokens: tokens.len(),
+            last: tokens.last().copied(),
+            usage: None,
+        };
+        let prompts: Vec<Prompt> = texts.iter().zip(prompts).map(prompt).collect();
+        let num_choices = prompts.len() * parameters.sampling.n;
+        Self {
+            writer: TokenWriter::new(&served.model.tokenizer, Details::default()),
+            tokenizer: Arc::clone(&served.model.tokenizer),
+            model: served.model.id.clone(),
+            context_len: served.model.context_len.min(served.model.engine.limits().context_len),
+            settings: settings.clone(),
+            sampling: parameters.sampling.clone(),
+            returns_tokens: parameters.details.token_ids,
+            prompt_only: parameters.prompt_only,
+            prompts,
+            choices: std::iter::repeat_with(Choice::default).take(num_choices).collect(),
+            first_text_s: 0.0,
+            elapsed_s: 0.0,
+        }
+    }
+
+    pub(super) fn append(&mut self, choice: usize, piece: Piece) {
+        self.choices[choice].piece.append(piece);
+    }
+
+    pub(super) fn finish(&mut self, choice: usize, reason: FinishReason) {
+        self.choices[choice].reason = Some(reason);
+    }
+
+    pub(super) fn finish_if_unfinished(&mut self, choice: usize, reason: FinishReason) {
+        self.choices[choice].reason.get_or_insert(reason);
+    }
+
+    /// Whether some choices have not ended, and each of these has a line break.
+    pub(super) fn may_be_cut(&self) -> bool {
+        let mut unfinished = self.choices.iter().filter(|choice| choice.reason.is_none()).peekable();
+        unfinished.peek().is_some() && unfinished.all(|choice| choice.piece.text.contains('\n'))
+    }
+
+    pub(super) fn note_usage(&mut self, prompt: usize, usage: Option<Usage>) {
+        self.prompts[prompt].usage = usage;
+    }
+
+    fn prompt_of(&self, choice: usize) -> &Prompt {
+        &self.prompts[choice / self.sampling.n]
+    }
+
+    /// A part of a stream.
+    pub(super) fn part(&self, choice: usize, piece: &Piece) -> Value {
+        let mut part = json!({
+            "index": choice,
+            "content": piece.text,
+            "tokens": piece.tokens,
+            "stop": false,
+            "id_slot": -1,
+            "tokens_predicted": self.choices[choice].piece.tokens.len(),
+            "tokens_evaluated": self.prompt_of(choice).num_tokens,
+        });
+        self.add_probabilities(&mut part, &piece.logprobs);
+        part
+    }
+
+    fn add_probabilities(&self, body: &mut Value, logprobs: &[TokenLogprobs]) {
+        if self.sampling.logprobs.is_some() {
+            body["completion_probabilities"] = logprobs.iter().map(|found| self.probability(found)).collect();
+        }
+    }
+
+    fn probability(&self, found: &TokenLogprobs) -> Value {
+        let mut object = self.writer.entry_with_id(found.token, found.logprob);
+        let num_top = self.sampling.logprobs.unwrap_or(0) as usize;
+        let top = found.top.iter().take(num_top).map(|&(token, logprob)| self.writer.entry_with_id(token, logprob));
+        object["top_logprobs"] = top.collect();
+        object
+    }
+
+    /// Whole answers, one for each choice.
+    pub(super) fn finals(&self) -> Vec<Value> {
+        let whole = |choice: usize| {
+            let piece = &self.choices[choice].piece;
+            let mut body = self.last_word(choice);
+            body["content"] = piece.text.as_str().into();
+            if self.returns_tokens {
+                body["tokens"] = json!(piece.tokens);
+            }
+            self.add_probabilities(&mut body, &piece.logprobs);
+            body
+        };
+        (0..self.choices.len()).map(whole).collect()
+    }
+
+    /// The last part of a choice's stream: all but its text, which the parts before had.
+    pub(super) fn last_word(&self, choice: usize) -> Value {
+        let prompt = self.prompt_of(choice);
+        let Choice { piece, reason } = &self.choices[choice];
+        let num_predicted = if self.prompt_only { 0 } else { piece.tokens.len() };
+        let (stop_type, stopping_word) = self.end_of(choice);
+        let is_full = *reason == Some(FinishReason::Length) && prompt.num_tokens + num_predicted >= self.context_len;
+        json!({
+            "index": choice,
+            "content": "",
+            "tokens": [],
+            "id_slot": -1,
+            "stop": true,
+            "model": self.model,
+            "tokens_predicted": num_predicted,
+            "tokens_evaluated": prompt.num_tokens,
+            "generation_settings": self.settings,
+            "prompt": prompt.text,
+            "has_new_line": piece.text.contains('\n'),
+            "truncated": is_full,
+            "stop_type": stop_type,
+            "stopping_word": stopping_word,
+            "tokens_cached": prompt.usage.map_or(0, |usage| usage.cached_tokens),
+            "timings": self.timings(prompt, num_predicted),
+        })
+    }
+
+    fn timings(&self, prompt: &Prompt, num_predicted: usize) -> Value {
+        let usage = prompt.usage.unwrap_or_else(|| Usage {
+            prompt_tokens: prompt.num_tokens,
+            cached_tokens: 0,
+            completion_tokens: num_predicted,
+            timings: Timings {
+                queue_s: 0.0,
+                prefill_s: self.first_text_s,
+                decode_s: (self.elapsed_s - self.first_text_s).max(0.0),
+            },
+        });
+        let totals = Totals {
+            prompt_tokens: usage.prompt_tokens,
+            cached_tokens: usage.cached_tokens,
+            completion_tokens: if self.prompt_only { 0 } else { usage.completion_tokens },
+            timings: Some(usage.timings),
+        };
+        let mut timings = answer::timings(&totals).unwrap_or_default();
+        timings["cache_n"] = totals.cached_tokens.into();
+        timings
+    }
+
+    /// (`stop_type`, `stopping_word`).
+    fn end_of(&self, choice: usize) -> (&'static str, &str) {
+        match self.choices[choice].reason {
+            None => ("none", ""),
+            Some(FinishReason::Length) => ("limit", ""),
+            Some(FinishReason::Stop) => match self.stopping_word(choice) {
+                Some(word) => ("word", word),
+                // A token that ends a text, or a form that was complete.
+                None => ("eos", ""),
+            },
+        }
+    }
+
+    /// The stop string that ended a choice: where its text ends, what the tokens say goes on with it.
+    fn stopping_word(&self, choice: usize) -> Option<&str> {
+        let Piece { text, tokens, .. } = &self.choices[choice].piece;
+        let mut detokenizer =
+            Detokenizer::continuing(Arc::clone(&self.tokenizer), self.prompt_of(choice).last.as_slice());
+        let mut spoken: String = tokens.iter().map(|&token| detokenizer.push(token)).collect();
+        spoken.push_str(&detokenizer.finish());
+        let cut = spoken.get(text.len()..).unwrap_or_default();
+        let is_met = |stop: &&String| {
+            if self.sampling.include_stop_str_in_output {
+                text.ends_with(stop.as_str())
+            } else {
+                cut.starts_with(stop.as_str())
+            }
+        };
+        self.sampling.stop.iter().find(is_met).map(String::as_str)
+    }
+
+    pub(super) fn num_choices(&self) -> usize {
+        self.choices.len()
+    }
+}

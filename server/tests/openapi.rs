@@ -1,0 +1,212 @@
+//! The description of the API: complete, and true of what is sent.
+#![allow(clippy::unwrap_used, reason = "a helper of a test may end the test")]
+
+mod support;
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+use support::*;
+use taper_server::{ServerFacts, ServerState};
+
+async fn document(state: &ServerState) -> Value {
+    let answer = get(state, "/openapi.json").await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.headers["content-type"], "application/json");
+    answer.json()
+}
+
+/// Requests to every path that is described, each answered by a 200. Streams come where there are some.
+fn samples() -> Vec<(&'static str, &'static str, Value)> {
+    let messages = json!([{ "role": "user", "content": "Hi" }]);
+    let chat = |fields: Value| {
+        let mut body = json!({ "messages": messages });
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        ("post", CHAT, body)
+    };
+    let everything =
+        json!({ "logprobs": true, "top_logprobs": 2, "return_token_ids": true, "n": 2, "prompt_logprobs": 1 });
+    let mut samples = vec![
+        chat(json!({})),
+        chat(everything),
+        chat(
+            json!({ "stream": true, "stream_options": { "include_usage": true }, "logprobs": true, "return_token_ids": true }),
+        ),
+        ("post", COMPLETIONS, json!({ "prompt": "Once" })),
+        (
+            "post",
+            COMPLETIONS,
+            json!({ "prompt": ["a", [98]], "logprobs": 2, "echo": true, "return_token_ids": true, "prompt_logprobs": 1 }),
+        ),
+        (
+            "post",
+            COMPLETIONS,
+            json!({ "prompt": "Once", "stream": true, "logprobs": 1, "return_token_ids": true, "stream_options": { "include_usage": true } }),
+        ),
+        ("post", "/v1/chat/completions/input_tokens", json!({ "messages": messages })),
+        ("post", "/apply-template", json!({ "messages": messages })),
+    ];
+    for path in ["/completion", "/completions"] {
+        samples.push((
+            "post",
+            path,
+            json!({ "prompt": "Once", "n_probs": 1, "return_tokens": true, "logit_bias": [["z", false], [65, 1]] }),
+        ));
+        samples.push(("post", path, json!({ "prompt": ["a", "b"], "n_predict": 2 })));
+        samples.push(("post", path, json!({ "prompt": "Once", "stream": true, "n_probs": 1 })));
+    }
+    for path in ["/tokenize", "/v1/tokenize"] {
+        samples.push(("post", path, json!({ "prompt": "hé", "return_token_strs": true })));
+        samples.push(("post", path, json!({ "messages": messages })));
+        samples.push(("post", path, json!({ "content": "hé", "with_pieces": true })));
+        samples.push(("post", path, json!({ "content": "hé" })));
+    }
+    for path in ["/detokenize", "/v1/detokenize"] {
+        samples.push(("post", path, json!({ "tokens": [104] })));
+    }
+    let model = "/v1/models/{id}";
+    for path in
+        ["/tokenizer_info", "/v1/models", model, "/live", "/health", "/v1/health", "/ping", "/version", "/server_info"]
+    {
+        samples.push(("get", path, Value::Null));
+    }
+    for path in ["/props", "/slots", "/loads", "/v1/loads", "/metrics", "/openapi.json", "/docs"] {
+        samples.push(("get", path, Value::Null));
+    }
+    samples
+}
+
+/// No object has a field that its schema does not name.
+fn make_strict(schema: &mut Value) {
+    match schema {
+        Value::Object(object) => {
+            if object.contains_key("properties") && !object.contains_key("additionalProperties") {
+                object.insert("additionalProperties".to_owned(), json!(false));
+            }
+            object.values_mut().for_each(make_strict);
+        }
+        Value::Array(items) => items.iter_mut().for_each(make_strict),
+        _ => {}
+    }
+}
+
+/// A validator of one schema of the document.
+fn validator(schema: &Value, document: &Value) -> jsonschema::Validator {
+    let mut whole = json!({ "allOf": [schema], "components": document["components"] });
+    make_strict(&mut whole);
+    jsonschema::validator_for(&whole).unwrap_or_else(|error| panic!("{error}: {schema}"))
+}
+
+fn check(value: &Value, validator: &jsonschema::Validator, what: &str) {
+    let errors: Vec<String> =
+        validator.iter_errors(value).map(|error| format!("{}: {error}", error.instance_path())).collect();
+    assert!(errors.is_empty(), "{what}: {value}\n{errors:#?}");
+}
+
+#[tokio::test]
+async fn every_answer_has_the_form_that_is_described() {
+    let state = state();
+    let document = document(&state).await;
+    let mut described: BTreeSet<(String, String)> = BTreeSet::new();
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        described.extend(methods.as_object().unwrap().keys().map(|method| (method.clone(), path.clone())));
+    }
+    for facts in [
+        ServerFacts::default(),
+        ServerFacts { num_params: Some(1), device: Some("cpu".to_owned()), ..Default::default() },
+    ] {
+        state.set_facts(facts);
+        for (method, path, body) in samples() {
+            let what = format!("{method} {path} {body}");
+            let operation = &document["paths"][path][method];
+            assert!(operation.is_object(), "{what} is not described");
+            described.remove(&(method.to_owned(), path.to_owned()));
+            if let Some(request) = operation["requestBody"]["content"]["application/json"].get("schema") {
+                check(&body, &validator(request, &document), &format!("the body of {what}"));
+            }
+            let answer = if method == "post" {
+                post(&state, path, &body).await
+            } else {
+                get(&state, &path.replace("{id}", "tiny")).await
+            };
+            assert_eq!(answer.status, 200, "{what}: {}", answer.body);
+            let content_type = answer.headers["content-type"].to_str().unwrap().split(';').next().unwrap().to_owned();
+            let schema = &operation["responses"]["200"]["content"][&content_type]["schema"];
+            assert!(schema.is_object(), "{what} is answered by {content_type}");
+            let validator = validator(schema, &document);
+            match content_type.as_str() {
+                "application/json" => check(&answer.json(), &validator, &what),
+                "text/event-stream" => {
+                    for frame in answer.frames().iter().filter(|frame| *frame != "[DONE]") {
+                        check(&serde_json::from_str(frame).unwrap(), &validator, &what);
+                    }
+                }
+                _ => assert!(!answer.body.is_empty()),
+            }
+        }
+    }
+    assert!(described.is_empty(), "no sample here asks {described:?}");
+}
+
+#[tokio::test]
+async fn every_error_has_the_form_that_is_described() {
+    let (ready, loading) = (state(), ServerState::new());
+    let document = document(&ready).await;
+    for (state, method, path, body) in [
+        (&ready, "post", CHAT, json!({ "messages": 5 })),
+        (&ready, "post", COMPLETIONS, json!({ "prompt": "x".repeat(600) })),
+        (&ready, "post", "/completion", json!({ "mirostat": 1, "prompt": "a" })),
+        (&ready, "post", "/tokenize", json!({})),
+        (&loading, "post", "/tokenize", json!({ "prompt": "a" })),
+        (&loading, "get", "/health", Value::Null),
+        (&loading, "get", "/v1/loads", Value::Null),
+    ] {
+        let answer = if method == "post" { post(state, path, &body).await } else { get(state, path).await };
+        assert!(!answer.status.is_success());
+        let schema = &document["paths"][path][method]["responses"]["default"]["content"]["application/json"]["schema"];
+        check(&answer.json(), &validator(schema, &document), path);
+    }
+}
+
+#[tokio::test]
+async fn a_field_that_is_not_described_would_be_noticed() {
+    let document = document(&state()).await;
+    let schema = &document["paths"]["/live"]["get"]["responses"]["200"]["content"]["application/json"]["schema"];
+    let validator = validator(schema, &document);
+    assert!(validator.is_valid(&json!({ "status": "alive" })));
+    assert!(!validator.is_valid(&json!({ "status": "alive", "more": 1 })));
+    assert!(!validator.is_valid(&json!({})));
+}
+
+#[tokio::test]
+async fn the_description_is_there_before_the_model_is() {
+    let loading = ServerState::new();
+    let document = document(&loading).await;
+    assert_eq!(document["openapi"], "3.1.0");
+    assert_eq!(document["info"]["version"], env!("CARGO_PKG_VERSION"));
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for operation in methods.as_object().unwrap().values() {
+            assert!(!operation["summary"].as_str().unwrap().is_empty(), "{path}");
+        }
+    }
+    assert_eq!(get(&loading, "/docs").await.status, 200);
+}
+
+#[tokio::test]
+async fn the_page_lists_every_path_and_may_load_nothing() {
+    let state = state();
+    let answer = get(&state, "/docs").await;
+    assert!(answer.headers["content-type"].to_str().unwrap().starts_with("text/html"));
+    let policy = answer.headers["content-security-policy"].to_str().unwrap().to_owned();
+    assert!(policy.starts_with("default-src 'none';") && !policy.contains("unsafe"), "{policy}");
+    let nonce = policy.split("'nonce-").nth(1).unwrap().split('\'').next().unwrap();
+    assert!(answer.body.contains(&format!("<style nonce=\"{nonce}\">")));
+    let again = get(&state, "/docs").await.headers["content-security-policy"].to_str().unwrap().to_owned();
+    assert_ne!(policy, again, "each answer has a word of its own");
+    for forbidden in ["<script", "http://", "https://", "src=", "@nonce@", " style=", "onclick"] {
+        assert!(!answer.body.contains(forbidden), "{forbidden}");
+    }
+    for path in document(&state).await["paths"].as_object().unwrap().keys() {
+        assert!(answer.body.contains(&format!("</span> {path}</code>")), "{path}");
+    }
+}
