@@ -17,6 +17,7 @@ use taper_engine::{
 use taper_text::Grammar;
 use tokio::time::Sleep;
 
+use crate::access_log::Cost;
 use crate::errors::ApiError;
 use crate::parameters::Parameters;
 use crate::state::{ActiveGuard, Served};
@@ -106,6 +107,8 @@ pub(crate) struct Generation {
     totals: Totals,
     ended: bool,
     span: tracing::Span,
+    /// Where the request's line in the log finds what it cost.
+    cost: Arc<Cost>,
     _active: ActiveGuard,
 }
 
@@ -144,6 +147,7 @@ impl Generation {
             totals: Totals::default(),
             ended: false,
             span: tracing::Span::current(),
+            cost: Cost::current(),
             _active: active,
         };
         generation.submit_waiting()?;
@@ -279,10 +283,7 @@ impl Generation {
 
     fn complete(&mut self) -> Output {
         self.ended = true;
-        let Totals { prompt_tokens, cached_tokens, completion_tokens, timings } = self.totals;
-        let Timings { queue_s, prefill_s, decode_s } = timings.unwrap_or_default();
-        let _in_span = self.span.enter();
-        tracing::info!(prompt_tokens, cached_tokens, completion_tokens, queue_s, prefill_s, decode_s, "answered");
+        self.cost.set(self.totals);
         Output::Totals(self.totals)
     }
 

@@ -1,17 +1,16 @@
 //! What happens around every request: its id, its log line, and a panic turned into a 500.
 
 use std::any::Any;
-use std::time::Instant;
 
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use tracing::Instrument;
 
+use crate::access_log;
 use crate::errors::ApiError;
 
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// A longer id from a client is replaced.
 const MAX_ID_BYTES: usize = 128;
 
@@ -19,14 +18,10 @@ const MAX_ID_BYTES: usize = 128;
 pub(crate) async fn identify(request: Request, next: Next) -> Response {
     let id = client_id(&request).unwrap_or_else(|| uuid::Uuid::new_v4().simple().to_string());
     let span = tracing::info_span!("request", %id);
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let begun = Instant::now();
-    let mut response = next.run(request).instrument(span.clone()).await;
+    let mut response = access_log::handle(request, next, span).await;
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
-    let ms = begun.elapsed().as_secs_f64() * 1e3;
-    span.in_scope(|| tracing::info!(%method, path, status = response.status().as_u16(), ms, "responded"));
     response
 }
 
