@@ -84,6 +84,8 @@ impl Drop for Entry {
             prompt_tokens = totals.map(|totals| totals.prompt_tokens),
             cached_tokens = totals.map(|totals| totals.cached_tokens),
             completion_tokens = totals.map(|totals| totals.completion_tokens),
+            drafted_tokens = totals.map(|totals| totals.guessed_tokens),
+            accepted_tokens = totals.map(|totals| totals.right_guesses),
             ttft_s = timings.map(|timings| timings.queue_s + timings.prefill_s),
             queue_s = timings.map(|timings| timings.queue_s),
             prefill_s = timings.map(|timings| timings.prefill_s),

@@ -34,6 +34,10 @@ pub(crate) struct Totals {
     pub(crate) prompt_tokens: usize,
     pub(crate) cached_tokens: usize,
     pub(crate) completion_tokens: usize,
+    /// Guesses of tokens that were verified.
+    pub(crate) guessed_tokens: usize,
+    /// Of those, the ones that were right.
+    pub(crate) right_guesses: usize,
     /// Where the time went; only for one prompt, since prompts of a batch overlap.
     pub(crate) timings: Option<Timings>,
 }
@@ -276,6 +280,8 @@ impl Generation {
         self.totals.cached_tokens += usage.cached_tokens;
         // The one token that was chosen at the end of a prompt asked about alone is nobody's.
         self.totals.completion_tokens += if self.prompt_only { 0 } else { usage.completion_tokens };
+        self.totals.guessed_tokens += usage.guessed_tokens;
+        self.totals.right_guesses += usage.right_guesses;
         if self.num_prompts == 1 {
             self.totals.timings = Some(usage.timings);
         }
