@@ -11,20 +11,37 @@ mod load;
 mod output;
 mod piped;
 mod progress;
+mod settings;
 mod signals;
 mod tune_file;
+mod unix_socket;
 
 use args::{Cli, Command};
-use clap::Parser;
 use std::process::ExitCode;
 
 /// Status of a command that could not compute where it was told to; as for other arguments that cannot be used.
 const DEVICE_UNUSABLE: u8 = 2;
+/// Status of a command whose settings cannot be used.
+const UNUSABLE_ARGUMENTS: u8 = 2;
 
 fn main() -> ExitCode {
     taper_kernels::heap::keep_small();
-    let cli = Cli::parse();
+    let (cli, settings) = match settings::parse() {
+        Ok(parsed) => parsed,
+        Err(error) => {
+            output::failure(&error);
+            return ExitCode::from(UNUSABLE_ARGUMENTS);
+        }
+    };
     output::start_logging(&cli);
+    match settings::print_if_asked(&cli, &settings) {
+        Ok(false) => drop(settings),
+        Ok(true) => return ExitCode::SUCCESS,
+        Err(error) => {
+            output::failure(&error);
+            return ExitCode::FAILURE;
+        }
+    }
     if let Err(error) = device::check(&cli.command) {
         output::failure(&error);
         return ExitCode::from(DEVICE_UNUSABLE);
