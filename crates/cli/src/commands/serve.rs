@@ -1,7 +1,7 @@
 //! `taper serve`: the socket first, then the model, then requests until a signal.
 
 use crate::args::{KvKind, ModelArgs, ServeArgs};
-use crate::listen::listen;
+use crate::listen::{self, listen};
 use crate::load::{self, Loaded};
 use crate::output;
 use crate::progress::Bars;
@@ -38,6 +38,7 @@ async fn serve(args: ServeArgs) -> Result<()> {
     let config = args.operation.server_config()?;
     let is_encrypted = config.tls.is_some();
     let (socket, address) = open_socket(&args, is_encrypted).await?;
+    listen::allow_connections(args.operation.max_connections);
     output::status(&format!("listening on {address}, loading {}", args.model.model));
 
     let state = ServerState::with_config(config);
@@ -58,11 +59,13 @@ async fn serve(args: ServeArgs) -> Result<()> {
         // A sender that is dropped stops the server as well.
         stopped.await.ok();
     });
+    // The socket's file goes when the last answer has gone.
+    let listening_at = &address;
     let control = async move {
         let outcome = tokio::select! {
             loaded = loaded => match loaded {
                 Ok(Ok(engine)) => {
-                    announce(&address);
+                    announce(listening_at);
                     until_stopped(&mut signals, &engine).await
                 }
                 Ok(Err(error)) => Err(error),
