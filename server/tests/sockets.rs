@@ -196,7 +196,7 @@ async fn a_body_beyond_the_configured_size_is_413_and_names_the_limit() {
 async fn health_turns_first_and_requests_are_taken_for_the_delay() {
     let config = ServerConfig { drain_delay: Duration::from_secs(600), ..ServerConfig::default() };
     let server = Running::start(&state(config)).await;
-    let mut kept = server.connect().await;
+    let kept = server.connect().await;
     server.stop.send(()).unwrap();
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
@@ -211,8 +211,6 @@ async fn health_turns_first_and_requests_are_taken_for_the_delay() {
         let answer = talk(&mut client, &completion()).await;
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
-    kept = server.connect().await;
-    drop(kept);
     server.task.abort();
 }
 
