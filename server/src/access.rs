@@ -59,7 +59,9 @@ pub enum ApiKeysError {
         reason: &'static str,
     },
     /// A file without keys would lock everyone out.
-    #[error("the file of API keys {path} has no keys; one stands on each line, and lines that begin with # are comments")]
+    #[error(
+        "the file of API keys {path} has no keys; one stands on each line, and lines that begin with # are comments"
+    )]
     Empty {
         /// The file.
         path: PathBuf,
@@ -150,8 +152,8 @@ fn find(keys: &[ApiKey], sent: &[u8]) -> Option<ApiKey> {
 }
 
 fn read(path: &Path) -> Result<Vec<ApiKey>, ApiKeysError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| ApiKeysError::Unreadable { path: path.to_owned(), source })?;
+    let text =
+        std::fs::read_to_string(path).map_err(|source| ApiKeysError::Unreadable { path: path.to_owned(), source })?;
     let lines = text.lines().map(str::trim).enumerate().filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
     let keys = lines.map(|(index, line)| checked(line, || format!("line {} of {}", index + 1, path.display())));
     let keys = keys.collect::<Result<Vec<_>, _>>()?;
@@ -232,11 +234,7 @@ mod tests {
     #[test]
     fn either_header_brings_a_key() {
         let keys = ApiKeys::new(&["one".to_owned(), "two".to_owned()], None).unwrap();
-        for good in [
-            ("authorization", "Bearer one"),
-            ("authorization", "bearer  two "),
-            ("x-api-key", "two"),
-        ] {
+        for good in [("authorization", "Bearer one"), ("authorization", "bearer  two "), ("x-api-key", "two")] {
             assert_eq!(status(&keys, &[good]), 200, "{good:?}");
         }
         for wrong in [

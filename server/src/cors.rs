@@ -22,7 +22,9 @@ pub enum CorsOrigins {
 
 /// An origin is written wrongly.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not an origin; expected scheme, host and port alone, such as https://app.example.com or http://localhost:3000, or *")]
+#[error(
+    "{0:?} is not an origin; expected scheme, host and port alone, such as https://app.example.com or http://localhost:3000, or *"
+)]
 pub struct NotAnOrigin(String);
 
 impl CorsOrigins {
@@ -87,7 +89,9 @@ mod tests {
 
     #[test]
     fn what_could_never_match_is_refused() {
-        for wrong in ["", "localhost", "https://", "https://a.example/", "https://a.example/x", "HTTPS://a", "https://*.b"] {
+        for wrong in
+            ["", "localhost", "https://", "https://a.example/", "https://a.example/x", "HTTPS://a", "https://*.b"]
+        {
             assert!(of(&[wrong]).is_err(), "{wrong}");
             assert!(of(&["*", wrong]).is_err(), "{wrong}");
         }

@@ -164,7 +164,9 @@ mod tests {
 
     #[test]
     fn rates_are_counts_per_second_minute_or_hour() {
-        for (text, canonical, interval_ms) in [("10/s", "10/s", 100), ("30/min", "30/min", 2000), ("2 / h", "2/h", 1_800_000)] {
+        for (text, canonical, interval_ms) in
+            [("10/s", "10/s", 100), ("30/min", "30/min", 2000), ("2 / h", "2/h", 1_800_000)]
+        {
             assert_eq!(rate(text).to_string(), canonical);
             assert_eq!(rate(text).interval(), Duration::from_millis(interval_ms));
         }

@@ -97,7 +97,10 @@ pub async fn run(
     // Nobody would be sent to a server that is not well.
     if !config.drain_delay.is_zero() && state.health().is_ok() {
         state.set_stopping();
-        tracing::info!(delay_s = config.drain_delay.as_secs_f64(), "stopping: /health says so, requests are still taken");
+        tracing::info!(
+            delay_s = config.drain_delay.as_secs_f64(),
+            "stopping: /health says so, requests are still taken"
+        );
         let delay = tokio::time::sleep(config.drain_delay);
         door.serve_until(delay, &mut socket, true, &graceful, &mut connections).await;
     }

@@ -61,7 +61,11 @@ async fn a_unix_socket_serves_as_a_port_does() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("taper.sock");
     let _stop = serve(UnixListener::bind(&path).unwrap(), &state(ServerConfig::default()));
-    for request in [HEALTH.to_vec(), completion(), raw_post(CHAT, &json!({ "messages": [{ "role": "user", "content": "Hi" }], "stream": true }))] {
+    for request in [
+        HEALTH.to_vec(),
+        completion(),
+        raw_post(CHAT, &json!({ "messages": [{ "role": "user", "content": "Hi" }], "stream": true })),
+    ] {
         let answer = talk(&mut UnixStream::connect(&path).await.unwrap(), &request).await;
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
@@ -82,6 +86,10 @@ async fn connect_tls(address: std::net::SocketAddr, trusted: &str) -> std::io::R
         .with_no_client_auth();
     let name = ServerName::try_from("localhost").unwrap();
     TlsConnector::from(Arc::new(config)).connect(name, TcpStream::connect(address).await?).await
+}
+
+async fn connect(address: std::net::SocketAddr) -> TcpStream {
+    TcpStream::connect(address).await.unwrap()
 }
 
 async fn listen() -> (TcpListener, std::net::SocketAddr) {
@@ -186,8 +194,8 @@ async fn too_many_or_too_large_headers_are_431() {
 #[tokio::test]
 async fn a_body_beyond_the_configured_size_is_413_and_names_the_limit() {
     let state = state(ServerConfig { max_body_bytes: 1000, ..ServerConfig::default() });
-    assert_eq!(complete(&state, json!({ "prompt": "a".repeat(900) })).await.status, 200);
-    let answer = complete(&state, json!({ "prompt": "a".repeat(1000) })).await;
+    assert_eq!(complete(&state, json!({ "user": "a".repeat(900) })).await.status, 200);
+    let answer = complete(&state, json!({ "user": "a".repeat(1000) })).await;
     assert_eq!((answer.status.as_u16(), &answer.error()["code"]), (413, &json!("request_too_large")));
     assert!(answer.error()["message"].as_str().unwrap().contains("1000 bytes"));
 }
@@ -196,18 +204,18 @@ async fn a_body_beyond_the_configured_size_is_413_and_names_the_limit() {
 async fn health_turns_first_and_requests_are_taken_for_the_delay() {
     let config = ServerConfig { drain_delay: Duration::from_secs(600), ..ServerConfig::default() };
     let server = Running::start(&state(config)).await;
-    let kept = server.connect().await;
+    let (address, kept) = (server.address, server.connect().await);
     server.stop.send(()).unwrap();
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
-        let answer = talk(&mut server.connect().await, HEALTH).await;
+        let answer = talk(&mut connect(address).await, HEALTH).await;
         if answer.starts_with("HTTP/1.1 503") {
             assert_eq!(body(&answer)["status"], "server_draining");
             break;
         }
         assert!(tokio::time::Instant::now() < deadline, "{answer}");
     }
-    for mut client in [server.connect().await, kept] {
+    for mut client in [connect(address).await, kept] {
         let answer = talk(&mut client, &completion()).await;
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
@@ -220,15 +228,16 @@ async fn after_the_delay_requests_are_refused_and_running_ones_finish() {
     let (runner, gate) = replying(REPLY).with_gate();
     let (state, engine) = state_with_config(runner, EngineConfig::default(), config);
     let server = Running::start(&state).await;
+    let address = server.address;
     let mut running = server.connect().await;
     running.write_all(&completion()).await.unwrap();
-    eventually("the request is at the engine", || engine.status().running == 1).await;
+    eventually("the request is at the engine", || engine.status().running + engine.status().queued == 1).await;
     server.stop.send(()).unwrap();
     // Of those that came in the delay nobody waits for an answer here: they would wait for the gate.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
-        let mut late = server.connect().await;
+        let mut late = connect(address).await;
         late.write_all(&completion()).await.unwrap();
         let mut begin = [0; 12];
         let read = tokio::time::timeout(Duration::from_millis(500), late.read_exact(&mut begin)).await;
@@ -252,7 +261,7 @@ async fn answers_that_outlast_the_drain_are_cut_off() {
     let server = Running::start(&state).await;
     let mut running = server.connect().await;
     running.write_all(&completion()).await.unwrap();
-    eventually("the request is at the engine", || engine.status().running == 1).await;
+    eventually("the request is at the engine", || engine.status().running + engine.status().queued == 1).await;
     server.stop.send(()).unwrap();
     tokio::time::timeout(PATIENCE, server.task).await.expect("the server does not wait").unwrap().unwrap();
     assert_eq!(read_all(&mut running).await, "", "there is no answer");

@@ -182,7 +182,8 @@ fn scalar(arg: &Arg, value: &Value) -> Result<String> {
 
 fn with_defaults(command: clap::Command, settings: &[Setting]) -> clap::Command {
     settings.iter().fold(command, |command, Setting { id, values }| {
-        let is_own = command.find_subcommand(COMMAND).is_some_and(|serve| serve.get_arguments().any(|arg| arg.get_id() == id));
+        let is_own =
+            command.find_subcommand(COMMAND).is_some_and(|serve| serve.get_arguments().any(|arg| arg.get_id() == id));
         let with_default = |arg: Arg| arg.default_values(values.clone());
         if is_own {
             command.mut_subcommand(COMMAND, |serve| serve.mut_arg(id, with_default))
@@ -249,7 +250,11 @@ fn to_value(arg: &Arg, raw: &[String]) -> Value {
         },
         Kind::Text => Value::String(raw.clone()),
     };
-    if is_list(arg) { Value::Array(raw.iter().map(one).collect()) } else { raw.first().map_or(Value::Boolean(false), one) }
+    if is_list(arg) {
+        Value::Array(raw.iter().map(one).collect())
+    } else {
+        raw.first().map_or(Value::Boolean(false), one)
+    }
 }
 
 /// Prints the settings where `--print-config` asks for them; whether it did.
@@ -293,7 +298,8 @@ mod tests {
 
     #[test]
     fn a_flag_overrides_the_file_and_the_file_the_default() {
-        let file = "max_queued = 7\nmax-batch = 3\nlog-format = \"json\"\nrequest-timeout = 2.5\napi_key = ['a', 'b']\n";
+        let file =
+            "max_queued = 7\nmax-batch = 3\nlog-format = \"json\"\nrequest-timeout = 2.5\napi_key = ['a', 'b']\n";
         let (args, _) = parsed(file, "--max-batch 5 --cors-origin http://a").unwrap();
         assert_eq!((args.max_queued, args.max_batch, args.max_queued_tokens), (7, 5, 1 << 20));
         assert_eq!(args.request_timeout, Some(Duration::from_millis(2500)));
