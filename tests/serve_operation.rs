@@ -35,9 +35,8 @@ fn a_request_is_one_line_of_json_with_what_it_cost() {
     let server = Server::start(&model, &["--ctx", "64", "--log-format", "json"]);
     let (status, answer) = server.post("/v1/completions", &completion(5));
     assert_eq!(status, 200, "{answer}");
-    let lines = server.log.iter().filter_map(|line| serde_json::from_str::<Value>(&line).ok());
-    let line = lines.map(|line| line["fields"].clone()).find(|fields| fields["path"] == "/v1/completions");
-    let line = line.expect("it is in the log");
+    let line = server.log_until("\"path\":\"/v1/completions\"").pop().expect("it is there");
+    let line = serde_json::from_str::<Value>(&line).expect("it is JSON")["fields"].clone();
     assert_eq!((&line["message"], &line["method"], &line["status"]), (&json!("request"), &json!("POST"), &json!(200)));
     assert_eq!((&line["completion_tokens"], &line["complete"]), (&json!(5), &json!(true)));
     assert_eq!(line["prompt_tokens"], answer["usage"]["prompt_tokens"]);

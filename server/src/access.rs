@@ -5,6 +5,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, header};
@@ -173,6 +174,9 @@ fn checked(key: &str, place: impl Fn() -> String) -> Result<ApiKey, ApiKeysError
     Err(ApiKeysError::Invalid { place: place(), reason })
 }
 
+/// How long the rest of a request may take that is refused for want of room.
+const CROWDED_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Marks requests on connections beyond `max_connections`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Crowded;
@@ -191,8 +195,11 @@ pub(crate) async fn check(State(state): State<ServerState>, request: Request, ne
             response
         }
         Err(refusal) => {
-            // So that the client, which may still be sending, gets to read the answer.
-            body::discard(request.into_body(), state.timeouts()).await;
+            // So that the client, which may still be sending, gets to read the answer; but it takes nobody's place meanwhile.
+            let is_crowded = request.extensions().get::<Crowded>().is_some();
+            let patience = if is_crowded { CROWDED_PATIENCE } else { state.timeouts().body_pause };
+            let discarded = body::discard(request.into_body(), state.timeouts());
+            let _ = tokio::time::timeout(patience, discarded).await;
             *refusal
         }
     }
@@ -206,7 +213,7 @@ fn may_ask(state: &ServerState, request: &Request) -> Result<Option<Allowance>, 
         return Err(refused(ApiError::busy("the server has as many connections as it takes; ask again in a moment")));
     }
     let Some(limiter) = state.rate_limiter() else { return Ok(None) };
-    limiter.take(caller.as_ref(), std::time::Instant::now()).map(Some).map_err(|allowance| {
+    limiter.take(caller.as_ref(), Instant::now()).map(Some).map_err(|allowance| {
         let mut response = refused(ApiError::too_many_requests(limiter.rate(), allowance.retry_after));
         allowance.write_to(response.headers_mut());
         response

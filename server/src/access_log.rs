@@ -16,6 +16,9 @@ use tracing::{Instrument, Span};
 
 use crate::generation::Totals;
 
+/// Characters of a path that the log repeats: any client may send long ones.
+const MAX_PATH_CHARS: usize = 256;
+
 tokio::task_local! {
     static COST: Arc<Cost>;
 }
@@ -41,7 +44,7 @@ pub(crate) async fn handle(request: Request, next: Next, span: Span) -> Response
     let cost = Arc::new(Cost::default());
     let mut entry = Entry {
         method: request.method().clone(),
-        path: request.uri().path().to_owned(),
+        path: request.uri().path().chars().take(MAX_PATH_CHARS).collect(),
         begun: Instant::now(),
         status: None,
         bytes: 0,
