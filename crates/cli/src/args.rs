@@ -46,7 +46,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serve a model over an OpenAI-compatible HTTP API.
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Talk to a model in the terminal.
     Chat(ChatArgs),
     /// Answer one prompt and exit.
@@ -303,7 +303,9 @@ impl SamplingArgs {
 
 /// `taper serve`
 #[derive(Debug, Args)]
-#[command(after_help = "SIGTERM and Ctrl-C finish the running requests, then stop; a second one stops at once. SIGHUP reads keys and certificate again.\nEvery flag is also a variable, TAPER_ and its name in capitals, and a key of the --config file: flags override variables, and these\nthe file.")]
+#[command(
+    after_help = "SIGTERM and Ctrl-C finish the running requests, then stop; a second one stops at once. SIGHUP reads keys and certificate again.\nEvery flag is also a variable, TAPER_ and its name in capitals, and a key of the --config file: flags override variables, and these\nthe file."
+)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,

@@ -16,7 +16,7 @@ mod signals;
 mod tune_file;
 mod unix_socket;
 
-use args::{Cli, Command};
+use args::Command;
 use std::process::ExitCode;
 
 /// Status of a command that could not compute where it was told to; as for other arguments that cannot be used.
@@ -51,7 +51,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let result = match cli.command {
-        Command::Serve(args) => commands::serve::run(args),
+        Command::Serve(args) => commands::serve::run(*args),
         Command::Chat(args) => commands::chat::run(&args),
         Command::Run(args) => commands::run::run(&args),
         Command::Bench(args) => commands::bench::run(&args),

@@ -284,7 +284,7 @@ mod tests {
         let words: Vec<OsString> = words.chain(flags.split_whitespace().map(OsString::from)).collect();
         let (cli, settings) = parse_from(&words)?;
         match cli.command {
-            Command::Serve(args) => Ok((args, settings)),
+            Command::Serve(args) => Ok((*args, settings)),
             _ => bail!("it is serve"),
         }
     }
