@@ -95,7 +95,7 @@ fn keys_stand_neither_in_the_help_nor_in_the_log() {
 
     let keys = write(&folder, "keys", "# of the team\nbarley\n");
     let arguments =
-        ["--api-key", "sesame", "--api-key-file", keys.to_str().unwrap(), "--log-level", "trace", "--ctx", "64"];
+        ["--api-key", "sesame", "--api-key-file", keys.to_str().unwrap(), "--log-level", "debug", "--ctx", "64"];
     let mut server = Server::start(&tiny(&folder), &arguments);
     let answer = |key: &str| {
         let request = ureq::get(format!("{}/v1/models", server.url)).config().http_status_as_error(false).build();

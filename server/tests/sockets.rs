@@ -133,15 +133,18 @@ async fn encrypted_connections_are_served_and_a_renewed_certificate_is_used_from
 
 #[tokio::test]
 async fn bad_and_slow_handshakes_harm_nobody() {
-    let config = ServerConfig {
-        tls: Some(Tls::load(data("localhost.crt"), data("localhost.key")).unwrap()),
-        timeouts: Timeouts { header: Duration::from_millis(300), ..Timeouts::default() },
-        ..ServerConfig::default()
+    let start = |header| async move {
+        let config = ServerConfig {
+            tls: Some(Tls::load(data("localhost.crt"), data("localhost.key")).unwrap()),
+            timeouts: Timeouts { header, ..Timeouts::default() },
+            ..ServerConfig::default()
+        };
+        let (listener, address) = listen().await;
+        (serve(listener, &state(config)), address)
     };
-    let (listener, address) = listen().await;
-    let _stop = serve(listener, &state(config));
-    // A silent one first: it must not hold up the others, and is closed when its time is over.
-    let mut silent = TcpStream::connect(address).await.unwrap();
+    let (_stop, address) = start(Duration::from_secs(60)).await;
+    // A silent one first: it must not hold up the others.
+    let _silent = connect(address).await;
     for garbage in [HEALTH, b"\x16\x03\x01\xff\xff", &[0; 100]] {
         let mut bad = TcpStream::connect(address).await.unwrap();
         bad.write_all(garbage).await.unwrap();
@@ -152,8 +155,11 @@ async fn bad_and_slow_handshakes_harm_nobody() {
     }
     let mut good = connect_tls(address, "localhost.crt").await.unwrap();
     assert!(talk(&mut good, &completion()).await.starts_with("HTTP/1.1 200"));
+    // And it does not stay for ever.
+    let (_stop, impatient) = start(Duration::from_millis(100)).await;
     let mut answer = Vec::new();
-    let _ = tokio::time::timeout(PATIENCE, silent.read_to_end(&mut answer)).await.expect("it is closed");
+    let _ =
+        tokio::time::timeout(PATIENCE, connect(impatient).await.read_to_end(&mut answer)).await.expect("it is closed");
 }
 
 #[tokio::test]

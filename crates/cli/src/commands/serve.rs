@@ -38,8 +38,8 @@ async fn serve(args: ServeArgs) -> Result<()> {
     let config = args.operation.server_config()?;
     let is_encrypted = config.tls.is_some();
     let (socket, address) = open_socket(&args, is_encrypted).await?;
-    listen::allow_connections(args.operation.max_connections);
     output::status(&format!("listening on {address}, loading {}", args.model.model));
+    listen::allow_connections(args.operation.max_connections);
 
     let state = ServerState::with_config(config);
     reload_on_hangup(state.clone())?;
