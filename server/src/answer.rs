@@ -132,7 +132,8 @@ pub(crate) fn usage(totals: &Totals) -> Value {
     })
 }
 
-/// Where the time went, with the names that llama.cpp's clients read. The first token belongs to the prompt's time.
+/// Where the time went, with the names that llama.cpp's clients read. The first token belongs to the prompt's time, and
+/// `prompt_n` counts the tokens of `cache_n` as well, which the prefix cache spared.
 pub(crate) fn timings(totals: &Totals) -> Option<Value> {
     let timings = totals.timings?;
     let per_second = |count: usize, seconds: f64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
@@ -140,6 +141,7 @@ pub(crate) fn timings(totals: &Totals) -> Option<Value> {
     let decoded = totals.completion_tokens.saturating_sub(1);
     Some(json!({
         "queue_ms": timings.queue_s * 1e3,
+        "cache_n": totals.cached_tokens,
         "prompt_n": totals.prompt_tokens,
         "prompt_ms": timings.prefill_s * 1e3,
         "prompt_per_token_ms": per_token_ms(totals.prompt_tokens, timings.prefill_s),
@@ -148,6 +150,8 @@ pub(crate) fn timings(totals: &Totals) -> Option<Value> {
         "predicted_ms": timings.decode_s * 1e3,
         "predicted_per_token_ms": per_token_ms(decoded, timings.decode_s),
         "predicted_per_second": per_second(decoded, timings.decode_s),
+        "draft_n": totals.guessed_tokens,
+        "draft_n_accepted": totals.right_guesses,
     }))
 }
 

@@ -24,9 +24,10 @@ pub(crate) async fn read(
 ) -> Result<Bytes, ApiError> {
     let declared =
         headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()).and_then(|v| v.parse::<u64>().ok());
-    if declared.is_some_and(|len| len > MAX_BODY_BYTES as u64) {
+    let max = held.max();
+    if declared.is_some_and(|len| len > max as u64) {
         discard(body, timeouts).await;
-        return Err(ApiError::body_too_large(MAX_BODY_BYTES));
+        return Err(ApiError::body_too_large(max));
     }
     let deadline = Instant::now() + timeouts.body_total;
     let mut chunks = body.into_data_stream();
@@ -42,8 +43,7 @@ pub(crate) async fn read(
         };
         let len = read.len() + chunk.len();
         if refused.is_none() {
-            let fits =
-                if len > MAX_BODY_BYTES { Err(ApiError::body_too_large(MAX_BODY_BYTES)) } else { held.grow(len) };
+            let fits = if len > max { Err(ApiError::body_too_large(max)) } else { held.grow(len) };
             refused = fits.err();
         }
         if refused.is_none() {

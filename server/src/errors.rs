@@ -3,11 +3,15 @@
 //! The clients retry 408, 409, 429 and every 5xx, so a mistake that repeats itself must be a 4xx, and a refusal that time
 //! cures carries `Retry-After`.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use taper_engine::SubmitError;
+
+use crate::rate_limit::Rate;
 
 /// One refusal: a status and the fields of the error body.
 #[derive(Debug, Clone)]
@@ -116,6 +120,30 @@ impl ApiError {
         error
     }
 
+    /// 401: the request carries no API key, and this server asks for one.
+    pub fn no_api_key() -> Self {
+        let message = "this server asks for an API key, as \"Authorization: Bearer KEY\" or \"x-api-key: KEY\"";
+        Self::unauthorized(message)
+    }
+
+    /// 401: the request carries a key that is none of this server's.
+    pub fn wrong_api_key() -> Self {
+        Self::unauthorized("the API key of this request is none of this server's")
+    }
+
+    fn unauthorized(message: &str) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "invalid_request_error", message.to_owned()).code("invalid_api_key")
+    }
+
+    /// 429: the caller's requests come faster than `rate`; one is taken after `wait`.
+    pub fn too_many_requests(rate: Rate, wait: Duration) -> Self {
+        let message = format!("requests come faster than {rate}; ask again after the time in Retry-After");
+        let seconds = wait.as_millis().div_ceil(1000) as u64;
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+            .code("rate_limit_exceeded")
+            .retry_after(seconds)
+    }
+
     /// 404: no model of that name here.
     pub fn model_not_found(asked: &str, served: &str) -> Self {
         let message = format!("model {asked} is not served here; this server has \"{served}\" (also as \"default\")");
@@ -218,6 +246,9 @@ impl ApiError {
         let headers = response.headers_mut();
         if let Some(seconds) = self.0.retry_after_s {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.0.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"taper\""));
         }
         if self.0.closes {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));

@@ -17,6 +17,7 @@ use taper_engine::{
 use taper_text::Grammar;
 use tokio::time::Sleep;
 
+use crate::access_log::Cost;
 use crate::answer::{AnswerPiece, Source};
 use crate::errors::ApiError;
 use crate::parameters::Parameters;
@@ -36,6 +37,10 @@ pub(crate) struct Totals {
     pub(crate) completion_tokens: usize,
     /// Of those, the ones that the model thought with, as far as its thoughts were told apart.
     pub(crate) reasoning_tokens: usize,
+    /// Guesses of tokens that were verified.
+    pub(crate) guessed_tokens: usize,
+    /// Of those, the ones that were right.
+    pub(crate) right_guesses: usize,
     /// Where the time went; only for one prompt, since prompts of a batch overlap.
     pub(crate) timings: Option<Timings>,
 }
@@ -119,6 +124,8 @@ pub(crate) struct Generation {
     usages: Vec<Option<Usage>>,
     ended: bool,
     span: tracing::Span,
+    /// Where the request's line in the log finds what it cost.
+    cost: Arc<Cost>,
     _active: ActiveGuard,
 }
 
@@ -158,6 +165,7 @@ impl Generation {
             waiting: prompts.into_iter().enumerate().collect(),
             ended: false,
             span: tracing::Span::current(),
+            cost: Cost::current(),
             _active: active,
         };
         generation.submit_waiting()?;
@@ -303,6 +311,8 @@ impl Generation {
         self.totals.cached_tokens += usage.cached_tokens;
         // The one token that was chosen at the end of a prompt asked about alone is nobody's.
         self.totals.completion_tokens += if self.prompt_only { 0 } else { usage.completion_tokens };
+        self.totals.guessed_tokens += usage.guessed_tokens;
+        self.totals.right_guesses += usage.right_guesses;
         if self.num_prompts == 1 {
             self.totals.timings = Some(usage.timings);
         }
@@ -310,10 +320,7 @@ impl Generation {
 
     fn complete(&mut self) -> Output {
         self.ended = true;
-        let Totals { prompt_tokens, cached_tokens, completion_tokens, timings, .. } = self.totals;
-        let Timings { queue_s, prefill_s, decode_s } = timings.unwrap_or_default();
-        let _in_span = self.span.enter();
-        tracing::info!(prompt_tokens, cached_tokens, completion_tokens, queue_s, prefill_s, decode_s, "answered");
+        self.cost.set(self.totals);
         Output::Totals(self.totals)
     }
 

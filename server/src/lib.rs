@@ -12,10 +12,14 @@
 //!
 //! Scheduling and sampling are `taper-engine`'s, templates and tokens `taper-text`'s.
 
+mod access;
+mod access_log;
 mod answer;
 mod api;
 mod body;
 mod chat;
+mod config;
+mod cors;
 mod embedding;
 mod errors;
 mod facts;
@@ -27,29 +31,46 @@ mod middleware;
 mod mixed_prompt;
 mod parameters;
 mod prompt;
+mod rate_limit;
 mod reply;
 mod routes;
 mod serve;
+mod sockets;
 mod sse;
 mod state;
 mod time_limit;
 mod timeouts;
+mod tls;
 mod token_fields;
 mod token_json;
 mod unsupported;
 mod web;
 mod work;
 
+pub use access::{ApiKeys, ApiKeysError};
+pub use config::ServerConfig;
+pub use cors::{CorsOrigins, NotAnOrigin};
 pub use errors::ApiError;
 pub use facts::ServerFacts;
+pub use rate_limit::{NotARate, Rate};
 pub use serve::{app, run};
+pub use sockets::Socket;
 pub use state::{ServedModel, ServerState};
 pub use timeouts::Timeouts;
+pub use tls::{Tls, TlsError};
 
 /// What one server accepts at most; each limit has an error that names it.
 pub mod limits {
-    /// Bytes of a request body; more is a 413.
+    /// Bytes of a request body, unless [`crate::ServerConfig`] says otherwise; more is a 413.
     pub const MAX_BODY_BYTES: usize = 32 * 1024 * 1024;
+    /// Bytes of a request's line and headers, unless [`crate::ServerConfig`] says otherwise; more is a 431.
+    pub const MAX_HEADER_BYTES: usize = 64 * 1024;
+    /// Headers of a request, unless [`crate::ServerConfig`] says otherwise; more is a 431.
+    pub const MAX_HEADERS: usize = 100;
+    /// Connections at a time, unless [`crate::ServerConfig`] says otherwise. An idle one takes some 10 KiB.
+    pub const MAX_CONNECTIONS: usize = 4096;
+    /// Connections beyond that, on which health and metrics are answered and all else is a 503; further ones wait.
+    pub const SPARE_CONNECTIONS: usize = 64;
     /// Bytes of a body that is read at once; larger ones are read one after another.
     pub const SMALL_BODY_BYTES: usize = 256 * 1024;
     /// Bytes of all larger bodies that are held at a time; more is a 503.

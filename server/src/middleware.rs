@@ -1,17 +1,16 @@
 //! What happens around every request: its id, its log line, and a panic turned into a 500.
 
 use std::any::Any;
-use std::time::Instant;
 
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use tracing::Instrument;
 
+use crate::access_log;
 use crate::errors::ApiError;
 
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// A longer id from a client is replaced.
 const MAX_ID_BYTES: usize = 128;
 
@@ -19,21 +18,10 @@ const MAX_ID_BYTES: usize = 128;
 pub(crate) async fn identify(request: Request, next: Next) -> Response {
     let id = client_id(&request).unwrap_or_else(|| uuid::Uuid::new_v4().simple().to_string());
     let span = tracing::info_span!("request", %id);
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let begun = Instant::now();
-    let mut response = next.run(request).instrument(span.clone()).await;
+    let mut response = access_log::handle(request, next, span).await;
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
-    let ms = begun.elapsed().as_secs_f64() * 1e3;
-    let status = response.status();
-    // What pages, scrapers and load balancers ask for every second would bury the rest.
-    let is_routine =
-        method == Method::GET && !path.starts_with("/v1/") && !status.is_client_error() && !status.is_server_error();
-    span.in_scope(|| match is_routine {
-        true => tracing::debug!(%method, path, status = status.as_u16(), ms, "responded"),
-        false => tracing::info!(%method, path, status = status.as_u16(), ms, "responded"),
-    });
     response
 }
 

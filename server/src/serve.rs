@@ -3,48 +3,59 @@
 //! The loop is our own rather than `axum::serve` because that has no time limits: headers, idle connections and unread
 //! answers each have one here (`Timeouts`).
 //!
-//! Stopping: new requests get 503 with `Connection: close` (the socket keeps accepting for that, so that a client hears a
-//! reason instead of a refused connection), running answers are finished and flushed, the engine is drained, then
-//! [`run`] returns and the socket closes.
+//! Stopping: for `drain_delay` only `/health` says so, so that nobody is sent here any more. Then new requests get 503 with
+//! `Connection: close` (the socket keeps accepting for that, so that a client hears a reason instead of a refused
+//! connection), running answers are finished and flushed, for `drain_timeout` at most, the engine is drained, [`run`] returns
+//! and the socket closes.
 
 use std::future::Future;
 use std::io;
 use std::pin::pin;
 use std::time::Duration;
 
-use axum::Router;
 use axum::extract::{DefaultBodyLimit, OriginalUri, Request, State};
 use axum::http::Method;
-use axum::serve::Listener;
+use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tower_http::catch_panic::CatchPanicLayer;
 
+use crate::access::{self, Crowded};
 use crate::body;
 use crate::errors::ApiError;
 use crate::io_timeout::WriteTimeout;
+use crate::limits::MAX_HEADERS;
 use crate::middleware;
 use crate::routes::routes;
+use crate::sockets::{Accepted, Places, Socket, Stream};
 use crate::state::ServerState;
-use crate::timeouts::Timeouts;
+use crate::tls::Tls;
 use crate::web;
 
-/// The routes of the API, which are rows of `routes`.
+/// How long headers may take where there is no room for the connection.
+const CROWDED_HEADER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The routes of the API, which are rows of `routes`, the page, and who may ask for them.
 pub fn app(state: ServerState) -> Router {
     let rows = routes().into_iter();
-    rows.fold(Router::new(), |router, row| router.route(row.path, row.answer))
+    let router = rows
+        .fold(Router::new(), |router, row| router.route(row.path, row.answer))
         .merge(web::routes())
         .fallback(no_such_path)
         .method_not_allowed_fallback(method_not_allowed)
         // The handlers limit bodies themselves, with an OpenAI error.
         .layer(DefaultBodyLimit::disable())
-        .layer(CatchPanicLayer::custom(middleware::panicked))
-        .layer(axum::middleware::from_fn(middleware::identify))
-        .with_state(state)
+        .layer(axum::middleware::from_fn_with_state(state.clone(), access::check))
+        .layer(CatchPanicLayer::custom(middleware::panicked));
+    // Browsers send no key with a preflight, and shall be able to read a refusal.
+    let router = match &state.config().cors {
+        Some(origins) => router.layer(origins.layer()),
+        None => router,
+    };
+    router.layer(axum::middleware::from_fn(middleware::identify)).with_state(state)
 }
 
 /// Characters of a path that an error repeats.
@@ -66,41 +77,46 @@ async fn method_not_allowed(
     ApiError::method_not_allowed(&method, &uri.path().chars().take(SHOWN_PATH).collect::<String>())
 }
 
-/// Serves `app(state)` on `listener` until `shutdown` completes and the requests that run then are answered.
+/// Serves `app(state)` on `socket` until `shutdown` completes and the requests that run then are answered.
 pub async fn run(
-    mut listener: TcpListener,
+    socket: impl Into<Socket>,
     state: ServerState,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
-    let door = Door { router: app(state.clone()), timeouts: *state.timeouts() };
+    let mut socket = socket.into();
+    let door = Door::new(&state);
     let mut connections = JoinSet::new();
     let graceful = GracefulShutdown::new();
+    door.serve_until(shutdown, &mut socket, true, &graceful, &mut connections).await;
 
-    let mut shutdown = pin!(shutdown);
-    loop {
-        tokio::select! {
-            () = &mut shutdown => break,
-            (stream, _) = Listener::accept(&mut listener) => serve_connection(&door, stream, true, &graceful, &mut connections),
-            Some(_) = connections.join_next() => {}
-        }
+    let config = state.config();
+    // Nobody would be sent to a server that is not well.
+    if !config.drain_delay.is_zero() && state.health().is_ok() {
+        state.set_stopping();
+        tracing::info!(
+            delay_s = config.drain_delay.as_secs_f64(),
+            "stopping: /health says so, requests are still taken"
+        );
+        let delay = tokio::time::sleep(config.drain_delay);
+        door.serve_until(delay, &mut socket, true, &graceful, &mut connections).await;
     }
-
     tracing::info!(active = state.active_requests(), "stopping: new requests are refused, running ones are finished");
     state.set_draining();
     // Idle connections close at once, busy ones after their answer; those that come now get one answer each.
-    let all_closed = graceful.shutdown();
-    let late = GracefulShutdown::new();
-    {
-        let mut finished = pin!(finish(&state, all_closed));
-        loop {
-            tokio::select! {
-                () = &mut finished => break,
-                (stream, _) = Listener::accept(&mut listener) => serve_connection(&door, stream, false, &late, &mut connections),
-                Some(_) = connections.join_next() => {}
+    let finished = finish(&state, graceful.shutdown());
+    let finished = async {
+        match config.drain_timeout {
+            None => finished.await,
+            Some(limit) if tokio::time::timeout(limit, finished).await.is_ok() => {}
+            Some(limit) => {
+                let (active, limit_s) = (state.active_requests(), limit.as_secs_f64());
+                tracing::warn!(active, limit_s, "requests that still run are cut off");
             }
         }
-    }
-    drop(listener);
+    };
+    let late = GracefulShutdown::new();
+    door.serve_until(finished, &mut socket, false, &late, &mut connections).await;
+    drop(socket);
     let flushed = tokio::time::timeout(Duration::from_secs(1), late.shutdown());
     if flushed.await.is_err() {
         tracing::debug!("connections that came while stopping are cut off");
@@ -134,30 +150,80 @@ async fn finish(state: &ServerState, all_closed: impl Future<Output = ()>) {
 
 /// What a connection meets.
 struct Door {
+    state: ServerState,
     router: Router,
-    timeouts: Timeouts,
+    /// The same for connections beyond the limit.
+    crowded: Router,
+    places: Places,
 }
 
-/// Serves one connection in a task of its own.
-fn serve_connection(
-    door: &Door,
-    stream: TcpStream,
-    keep_alive: bool,
-    graceful: &GracefulShutdown,
-    connections: &mut JoinSet<()>,
-) {
-    // Tokens are small packets that must not wait for each other.
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "TCP_NODELAY could not be set");
+impl Door {
+    fn new(state: &ServerState) -> Self {
+        let router = app(state.clone());
+        let crowded = router.clone().layer(Extension(Crowded));
+        Self { state: state.clone(), router, crowded, places: Places::new(state.config().max_connections) }
     }
-    let io = TokioIo::new(Box::pin(WriteTimeout::new(stream, door.timeouts.write_stall)));
-    let service = TowerToHyperService::new(door.router.clone());
-    let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(door.timeouts.header).keep_alive(keep_alive);
-    let connection = graceful.watch(builder.serve_connection(io, service));
-    connections.spawn(async move {
-        if let Err(error) = connection.await {
-            tracing::debug!(%error, "a connection ended early");
+
+    /// Serves connections that come until `end` completes.
+    async fn serve_until(
+        &self,
+        end: impl Future<Output = ()>,
+        socket: &mut Socket,
+        keep_alive: bool,
+        graceful: &GracefulShutdown,
+        connections: &mut JoinSet<()>,
+    ) {
+        let mut end = pin!(end);
+        loop {
+            tokio::select! {
+                () = &mut end => break,
+                accepted = self.places.accept(socket) => {
+                    connections.spawn(self.connection(accepted, keep_alive, graceful.watcher()));
+                }
+                Some(_) = connections.join_next() => {}
+            }
         }
-    });
+    }
+
+    /// Serves one connection to its end.
+    fn connection(
+        &self,
+        accepted: Accepted,
+        keep_alive: bool,
+        watcher: Watcher,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        let Accepted { stream, place, is_crowded } = accepted;
+        let config = self.state.config();
+        let timeouts = config.timeouts;
+        let header = if is_crowded { timeouts.header.min(CROWDED_HEADER_TIMEOUT) } else { timeouts.header };
+        let mut builder = http1::Builder::new();
+        builder
+            .timer(TokioTimer::new())
+            .header_read_timeout(header)
+            .max_header_size(config.max_header_bytes)
+            .keep_alive(keep_alive && !is_crowded);
+        // Any other number takes memory from the heap for each request.
+        if config.max_headers != MAX_HEADERS {
+            builder.max_headers(config.max_headers);
+        }
+        let router = if is_crowded { &self.crowded } else { &self.router };
+        let service = TowerToHyperService::new(router.clone());
+        let acceptor = config.tls.as_ref().map(Tls::acceptor);
+        let stream = WriteTimeout::new(stream, timeouts.write_stall);
+        async move {
+            let _place = place;
+            let stream: Box<dyn Stream> = match acceptor {
+                None => Box::new(stream),
+                Some(acceptor) => match tokio::time::timeout(header, acceptor.accept(stream)).await {
+                    Ok(Ok(stream)) => Box::new(stream),
+                    Ok(Err(error)) => return tracing::debug!(%error, "a TLS handshake failed"),
+                    Err(_) => return tracing::debug!("a TLS handshake took too long"),
+                },
+            };
+            let connection = watcher.watch(builder.serve_connection(TokioIo::new(stream), service));
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection ended early");
+            }
+        }
+    }
 }

@@ -9,8 +9,10 @@ use taper_text::{ChatTemplate, GrammarCompiler, Tokenizer};
 use tokio::sync::watch;
 
 use crate::chat::Dialect;
+use crate::config::ServerConfig;
 use crate::errors::ApiError;
 use crate::facts::{ServerFacts, Throughput};
+use crate::rate_limit::RateLimiter;
 use crate::timeouts::Timeouts;
 use crate::work::Work;
 
@@ -63,13 +65,17 @@ enum Phase {
 
 struct Shared {
     phase: RwLock<Phase>,
+    /// `/health` says that the server stops, so that no more requests are sent to it.
+    stopping: AtomicBool,
+    /// Those that come nevertheless are refused.
     draining: AtomicBool,
     aliases: RwLock<Vec<String>>,
     facts: RwLock<Arc<ServerFacts>>,
     throughput: Mutex<Throughput>,
     active: watch::Sender<usize>,
     logged: Mutex<BTreeSet<String>>,
-    timeouts: Timeouts,
+    config: ServerConfig,
+    rate_limiter: Option<RateLimiter>,
     work: Work,
 }
 
@@ -91,16 +97,23 @@ impl ServerState {
 
     /// [`ServerState::new`] with other waits.
     pub fn with_timeouts(timeouts: Timeouts) -> Self {
+        Self::with_config(ServerConfig { timeouts, ..ServerConfig::default() })
+    }
+
+    /// [`ServerState::new`] with other settings.
+    pub fn with_config(config: ServerConfig) -> Self {
         Self(Arc::new(Shared {
             phase: RwLock::new(Phase::Loading("starting".to_owned())),
+            stopping: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             aliases: RwLock::new(Vec::new()),
             facts: RwLock::default(),
             throughput: Mutex::new(Throughput::new()),
             active: watch::Sender::new(0),
             logged: Mutex::new(BTreeSet::new()),
-            timeouts,
-            work: Work::default(),
+            rate_limiter: config.rate_limit.map(RateLimiter::new),
+            work: Work::new(config.max_body_bytes),
+            config,
         }))
     }
 
@@ -141,6 +154,32 @@ impl ServerState {
         self.set_phase(Phase::Failed(reason.into()));
     }
 
+    /// Reads the files again that may change while the server runs: API keys, certificate and key. What cannot be used is
+    /// logged and changes nothing.
+    pub fn reload(&self) {
+        let ServerConfig { api_keys, tls, .. } = self.config();
+        if api_keys.has_file() {
+            match api_keys.reload() {
+                Ok(num) => tracing::info!(num, "the API keys were read again"),
+                Err(error) => tracing::error!(%error, "the API keys stay as they were"),
+            }
+        }
+        if let Some(tls) = tls {
+            match tls.reload() {
+                Ok(()) => tracing::info!("the certificate was read again; new connections get it"),
+                Err(error) => tracing::error!(%error, "the certificate stays as it was"),
+            }
+        }
+        if !api_keys.has_file() && tls.is_none() {
+            tracing::info!("there is no file to read again: neither one of API keys nor a certificate");
+        }
+    }
+
+    /// Has `/health` say that the server stops, so that load balancers turn to others; requests are still taken.
+    pub fn set_stopping(&self) {
+        self.0.stopping.store(true, Ordering::SeqCst);
+    }
+
     /// Takes no more requests; those that run go on.
     pub fn set_draining(&self) {
         self.0.draining.store(true, Ordering::SeqCst);
@@ -161,8 +200,16 @@ impl ServerState {
         *self.0.phase.write().unwrap_or_else(PoisonError::into_inner) = phase;
     }
 
+    pub(crate) fn config(&self) -> &ServerConfig {
+        &self.0.config
+    }
+
     pub(crate) fn timeouts(&self) -> &Timeouts {
-        &self.0.timeouts
+        &self.0.config.timeouts
+    }
+
+    pub(crate) fn rate_limiter(&self) -> Option<&RateLimiter> {
+        self.0.rate_limiter.as_ref()
     }
 
     pub(crate) fn work(&self) -> &Work {
@@ -198,6 +245,9 @@ impl ServerState {
     /// The model that `/health` speaks of, if it is well. An engine that is not healthy still gets requests, since a step that succeeds makes it healthy
     /// again; a thread that has ended refuses them itself.
     pub(crate) fn health(&self) -> Result<Arc<Served>, ApiError> {
+        if self.0.stopping.load(Ordering::SeqCst) {
+            return Err(ApiError::draining());
+        }
         let served = self.admit()?;
         if served.model.engine.is_healthy() {
             Ok(served)

@@ -122,6 +122,7 @@ const HARMLESS: &[&str] = &[
     "id_slot",
     "request_id",
     "timings_per_token",
+    "timings",
 ];
 
 /// Longest part of an unknown name that is logged or sent back, and the most names sent back.

@@ -67,6 +67,11 @@ static FILES: [File; 25] = files![
     "vendor/uplot/uPlot.min.css",
 ];
 
+/// Whether a path is the page or one of its files.
+pub(crate) fn is_page(path: &str) -> bool {
+    path == "/" || path.starts_with("/web/")
+}
+
 /// `/` and `/web/...`.
 pub(crate) fn routes() -> Router<ServerState> {
     FILES

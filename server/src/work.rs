@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::errors::ApiError;
-use crate::limits::{MAX_COMPILING, MAX_HELD_BYTES, SMALL_BODY_BYTES};
+use crate::limits::{MAX_BODY_BYTES, MAX_COMPILING, MAX_HELD_BYTES, SMALL_BODY_BYTES};
 
 /// How long a request waits until its grammar may be compiled.
 const COMPILE_PATIENCE: Duration = Duration::from_secs(10);
@@ -20,20 +20,27 @@ pub(crate) struct Work {
     grammars: Arc<Semaphore>,
     answers: Arc<Semaphore>,
     held_bytes: Arc<AtomicUsize>,
+    max_body: usize,
 }
 
 impl Default for Work {
     fn default() -> Self {
+        Self::new(MAX_BODY_BYTES)
+    }
+}
+
+impl Work {
+    /// None yet; bodies may have `max_body` bytes each.
+    pub(crate) fn new(max_body: usize) -> Self {
         Self {
             large_bodies: Arc::new(Semaphore::new(1)),
             grammars: Arc::new(Semaphore::new(MAX_COMPILING)),
             answers: Arc::new(Semaphore::new(1)),
             held_bytes: Arc::default(),
+            max_body,
         }
     }
-}
 
-impl Work {
     /// Reads a body of `len` bytes. Small ones are read at once, those that may take seconds one after another.
     pub(crate) async fn read<T: Send + 'static>(
         &self,
@@ -65,7 +72,7 @@ impl Work {
 
     /// An account of one body's bytes.
     pub(crate) fn hold(&self) -> HeldBytes {
-        HeldBytes { all: Arc::clone(&self.held_bytes), own: 0 }
+        HeldBytes { all: Arc::clone(&self.held_bytes), own: 0, max: self.max_body }
     }
 }
 
@@ -74,9 +81,15 @@ impl Work {
 pub(crate) struct HeldBytes {
     all: Arc<AtomicUsize>,
     own: usize,
+    max: usize,
 }
 
 impl HeldBytes {
+    /// The most that the body may have.
+    pub(crate) fn max(&self) -> usize {
+        self.max
+    }
+
     /// Notes that the body has `len` bytes by now. Large bodies share one allowance, so that however many come together, the
     /// memory is enough; small ones always have room.
     pub(crate) fn grow(&mut self, len: usize) -> Result<(), ApiError> {

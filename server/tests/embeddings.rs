@@ -207,7 +207,7 @@ async fn what_the_file_wants_around_a_text_is_added_unless_it_is_not_wanted() {
     let extra = vec![("tokenizer.ggml.add_eos_token".to_owned(), gguf::Value::Bool(1))];
     let vocabulary = vocabulary_of(&TinyModel { add_bos: true, extra, ..TinyModel::default() });
     let (bos, eos) = (vocabulary.tokenizer.bos().unwrap(), vocabulary.tokenizer.eos().unwrap());
-    let (state, _engine) = state_of(vocabulary, runner(), EngineConfig::default(), Timeouts::default());
+    let (state, _engine) = state_of(vocabulary, runner(), EngineConfig::default(), ServerConfig::default());
     let text = tokens_of("text");
     let around = [&[bos], text.as_slice(), &[eos]].concat();
     assert_eq!(vectors(&state, json!({ "input": "text" })).await, [usual(&around)]);

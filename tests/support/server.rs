@@ -102,6 +102,20 @@ impl Server {
         stream(&self.url, path, body, keep_going)
     }
 
+    /// Reads the log until a line holds `text`; all that was read, that line last.
+    pub(crate) fn log_until(&self, text: &str) -> Vec<String> {
+        let mut lines = Vec::new();
+        loop {
+            let line = self.log.recv_timeout(Duration::from_secs(60));
+            let line = line.unwrap_or_else(|error| panic!("{error}: no {text:?} in {lines:#?}"));
+            let is_last = line.contains(text);
+            lines.push(line);
+            if is_last {
+                return lines;
+            }
+        }
+    }
+
     /// Sends a signal by name.
     pub(crate) fn signal(&self, name: &str) {
         let status = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();

@@ -6,6 +6,7 @@ mod device;
 mod doctor;
 mod engine;
 mod kv;
+mod operation;
 mod quantization;
 mod run;
 mod selftest;
@@ -18,6 +19,7 @@ pub(crate) use device::{Device, DeviceArgs};
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use engine::EngineArgs;
 pub(crate) use kv::KvKind;
+pub(crate) use operation::OperationArgs;
 pub(crate) use quantization::QuantizationKind;
 pub(crate) use run::{FormArgs, RunArgs};
 pub(crate) use selftest::SelftestArgs;
@@ -49,7 +51,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serve a model over an OpenAI-compatible HTTP API.
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Talk to a model in the terminal.
     Chat(ChatArgs),
     /// Answer one prompt and exit.
@@ -114,7 +116,7 @@ pub(crate) struct ModelArgs {
     pub(crate) backend: BackendKind,
 
     /// How attention is computed; `naive` is the baseline that materialises all scores.
-    #[arg(long, value_enum, default_value_t = AttentionKind::Splitkv)]
+    #[arg(long, value_enum, default_value_t = AttentionKind::Splitkv, env = "TAPER_ATTENTION")]
     pub(crate) attention: AttentionKind,
 
     /// References of attention's softmax; answers do not depend on them. `auto` is `calibrated` where `taper calibrate` has
@@ -226,11 +228,11 @@ impl AttentionKind {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ContextArgs {
     /// Tokens of prompt and answer together [default: what the model was made for, as far as memory allows].
-    #[arg(long, short = 'c', value_name = "TOKENS", value_parser = positive)]
+    #[arg(long, short = 'c', value_name = "TOKENS", value_parser = positive, env = "TAPER_CTX")]
     pub(crate) ctx: Option<usize>,
 
     /// A Jinja file, or the name of a built-in template, instead of the one in the model's file.
-    #[arg(long, value_name = "FILE|NAME")]
+    #[arg(long, value_name = "FILE|NAME", env = "TAPER_CHAT_TEMPLATE")]
     pub(crate) chat_template: Option<String>,
 }
 
@@ -308,7 +310,9 @@ impl SamplingArgs {
 
 /// `taper serve`
 #[derive(Debug, Args)]
-#[command(after_help = "SIGTERM and Ctrl-C finish the running requests, then stop; a second one stops at once.")]
+#[command(
+    after_help = "SIGTERM and Ctrl-C finish the running requests, then stop; a second one stops at once. SIGHUP reads keys and certificate again.\nEvery flag is also a variable, TAPER_ and its name in capitals, and a key of the --config file: flags override variables, and these\nthe file."
+)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
@@ -326,15 +330,15 @@ pub(crate) struct ServeArgs {
     pub(crate) port: u16,
 
     /// Most requests that are decoded together.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=512))]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=512), env = "TAPER_MAX_BATCH")]
     pub(crate) max_batch: u16,
 
     /// Most requests that wait; further ones get 429.
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    #[arg(long, value_name = "N", default_value_t = 256, env = "TAPER_MAX_QUEUED")]
     pub(crate) max_queued: usize,
 
     /// Most prompt tokens of requests that wait; further requests get 429.
-    #[arg(long, value_name = "N", default_value_t = 1 << 20)]
+    #[arg(long, value_name = "N", default_value_t = 1 << 20, env = "TAPER_MAX_QUEUED_TOKENS")]
     pub(crate) max_queued_tokens: usize,
 
     /// What a step may take while answers are written, which bounds how much of a prompt rides along: milliseconds (100ms),
@@ -348,8 +352,11 @@ pub(crate) struct ServeArgs {
     pub(crate) request_timeout: Option<Duration>,
 
     /// How log lines look.
-    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "TAPER_LOG_FORMAT")]
     pub(crate) log_format: LogFormat,
+
+    #[command(flatten)]
+    pub(crate) operation: OperationArgs,
 }
 
 /// How log lines look.

@@ -1,6 +1,8 @@
 //! The socket of `taper serve`, and what can be wrong with its address.
 
+use crate::output;
 use anyhow::{Context, Result, bail};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::{Error, ErrorKind};
 use std::net::SocketAddr;
 use tokio::net::{TcpListener, lookup_host};
@@ -28,6 +30,27 @@ pub(crate) async fn listen(host: &str, port: u16) -> Result<TcpListener> {
     match last {
         Some(error) => Err(error),
         None => bail!("--host {host:?} has no address"),
+    }
+}
+
+/// Files that a server has open besides its connections.
+const OTHER_FILES: u64 = 256;
+
+/// Has this process open as many files as `max_connections` need, as far as the system lets it: by default that is a thousand,
+/// and connections beyond it could not even be refused.
+pub(crate) fn allow_connections(max_connections: u32) {
+    let needed = u64::from(max_connections) + OTHER_FILES;
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current.is_none_or(|current| current >= needed) {
+        return;
+    }
+    let allowed = maximum.map_or(needed, |maximum| needed.min(maximum));
+    let is_raised = setrlimit(Resource::Nofile, Rlimit { current: Some(allowed), maximum }).is_ok();
+    if !is_raised || allowed < needed {
+        let limit = if is_raised { allowed } else { current.unwrap_or(allowed) };
+        output::status(&format!(
+            "this process may open {limit} files (ulimit -n), which is too few for --max-connections {max_connections}"
+        ));
     }
 }
 

@@ -15,22 +15,37 @@ mod output;
 mod parameters;
 mod piped;
 mod progress;
+mod settings;
 mod signals;
 mod tune_file;
+mod unix_socket;
 
-use args::{Cli, Command, RemoteArgs};
-use clap::{CommandFactory, FromArgMatches};
+use args::Command;
 use std::process::ExitCode;
 
 /// Status of a command that could not compute where it was told to; as for other arguments that cannot be used.
 const DEVICE_UNUSABLE: u8 = 2;
+/// Status of a command whose settings cannot be used.
+const UNUSABLE_ARGUMENTS: u8 = 2;
 
 fn main() -> ExitCode {
     taper_kernels::heap::keep_small();
-    let matches = Cli::command().get_matches();
-    let cli =
-        RemoteArgs::check(&matches).and_then(|()| Cli::from_arg_matches(&matches)).unwrap_or_else(|error| error.exit());
+    let (cli, settings) = match settings::parse() {
+        Ok(parsed) => parsed,
+        Err(error) => {
+            output::failure(&error);
+            return ExitCode::from(UNUSABLE_ARGUMENTS);
+        }
+    };
     output::start_logging(&cli);
+    match settings::print_if_asked(&cli, &settings) {
+        Ok(false) => drop(settings),
+        Ok(true) => return ExitCode::SUCCESS,
+        Err(error) => {
+            output::failure(&error);
+            return ExitCode::FAILURE;
+        }
+    }
     if let Err(error) = device::check(&cli.command) {
         output::failure(&error);
         return ExitCode::from(DEVICE_UNUSABLE);
@@ -40,7 +55,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let result = match cli.command {
-        Command::Serve(args) => commands::serve::run(args),
+        Command::Serve(args) => commands::serve::run(*args),
         Command::Chat(args) => commands::chat::run(&args),
         Command::Run(args) => commands::run::run(&args),
         Command::Bench(args) => commands::bench::run(&args),

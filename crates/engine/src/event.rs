@@ -45,6 +45,10 @@ pub struct Usage {
     pub cached_tokens: usize,
     /// Tokens generated in all choices together, an end-of-generation token included.
     pub completion_tokens: usize,
+    /// Guesses of its tokens that were verified, in all choices together.
+    pub guessed_tokens: usize,
+    /// Of those, the ones that were right.
+    pub right_guesses: usize,
     /// Where the time went.
     pub timings: Timings,
 }

@@ -65,6 +65,8 @@ pub(crate) struct ActiveRequest {
     pub(crate) prompt_tokens: usize,
     cached_tokens: usize,
     completion_tokens: usize,
+    guessed_tokens: usize,
+    right_guesses: usize,
     submitted: Instant,
     started: Option<Instant>,
     first_token: Option<Instant>,
@@ -83,6 +85,8 @@ impl ActiveRequest {
             prompt_tokens: request.prompt_tokens.len(),
             cached_tokens: 0,
             completion_tokens: 0,
+            guessed_tokens: 0,
+            right_guesses: 0,
             submitted,
             started: None,
             first_token: None,
@@ -112,6 +116,12 @@ impl ActiveRequest {
         self.first_token.get_or_insert(now);
     }
 
+    /// Notes that `guessed` tokens of one of its choices were verified, and `right` of them kept.
+    pub(crate) fn note_guesses(&mut self, guessed: usize, right: usize) {
+        self.guessed_tokens += guessed;
+        self.right_guesses += right;
+    }
+
     /// One of its choices, when it ends.
     pub(crate) fn finished(&self, reason: FinishReason, clock: ChoiceClock) -> FinishedChoice {
         let &ActiveRequest { prompt_tokens, submitted, started, .. } = self;
@@ -131,6 +141,8 @@ impl ActiveRequest {
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached_tokens,
             completion_tokens: self.completion_tokens,
+            guessed_tokens: self.guessed_tokens,
+            right_guesses: self.right_guesses,
             timings: Timings {
                 queue_s: started.duration_since(self.submitted).as_secs_f64(),
                 prefill_s: first_token.duration_since(started).as_secs_f64(),
@@ -162,7 +174,10 @@ mod tests {
         let (mut clock, metrics) = (ChoiceClock::default(), EngineMetrics::new(64));
         request.note_token(&mut clock, &metrics, after(30));
         request.note_token(&mut clock, &metrics, after(70));
+        request.note_guesses(5, 2);
+        request.note_guesses(1, 1);
         let usage = request.usage(after(70));
+        assert_eq!((usage.guessed_tokens, usage.right_guesses), (6, 3));
         assert_eq!((usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens), (7, 3, 2));
         assert_eq!(usage.timings, Timings { queue_s: 0.01, prefill_s: 0.02, decode_s: 0.04 });
     }

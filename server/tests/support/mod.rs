@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, Method, Request, StatusCode};
 use serde_json::{Value, json};
 use taper_engine::stub::{StubRunner, stub_limits};
 use taper_engine::{Engine, EngineConfig, EngineHandle, RunnerLimits};
-use taper_server::{ServedModel, ServerState, Timeouts, app, run};
+use taper_server::{ServedModel, ServerConfig, ServerState, Timeouts, app, run};
 use taper_text::{ChatTemplate, Tokenizer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -66,20 +66,28 @@ pub(crate) fn babbling() -> StubRunner {
 }
 
 pub(crate) fn state_with(runner: StubRunner, config: EngineConfig, timeouts: Timeouts) -> (ServerState, EngineHandle) {
-    state_of(vocabulary(), runner, config, timeouts)
+    state_of(vocabulary(), runner, config, ServerConfig { timeouts, ..ServerConfig::default() })
 }
 
-/// [`state_with`] another vocabulary.
+pub(crate) fn state_with_config(
+    runner: StubRunner,
+    config: EngineConfig,
+    server: ServerConfig,
+) -> (ServerState, EngineHandle) {
+    state_of(vocabulary(), runner, config, server)
+}
+
+/// [`state_with_config`] and another vocabulary.
 pub(crate) fn state_of(
     vocabulary: Vocabulary,
     runner: StubRunner,
     config: EngineConfig,
-    timeouts: Timeouts,
+    server: ServerConfig,
 ) -> (ServerState, EngineHandle) {
     let Vocabulary { tokenizer, template } = vocabulary;
     let context_len = limits().context_len;
     let engine = Engine::start(Box::new(runner), tokenizer.clone(), config);
-    let state = ServerState::with_timeouts(timeouts);
+    let state = ServerState::with_config(server);
     state.set_aliases(vec!["tiny".to_owned()]);
     state.set_ready(ServedModel {
         id: MODEL.to_owned(),

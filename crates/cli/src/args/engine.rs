@@ -19,7 +19,7 @@ pub(crate) struct EngineArgs {
     pub(crate) cache_dir: Option<PathBuf>,
 
     /// Most bytes in that folder, of all models together.
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "8GiB", requires = "cache_dir")]
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "8GiB", requires = "cache_dir", env = "TAPER_CACHE_DIR_SIZE")]
     pub(crate) cache_dir_size: usize,
 
     /// Where guesses of next tokens come from; it changes how soon tokens come and never which.
@@ -62,7 +62,7 @@ pub(crate) enum Guesses {
 }
 
 /// Bytes with a unit: `512MiB`, `2GB`, `1.5G`; K, M and G alone are powers of 1024.
-fn size(text: &str) -> Result<usize, String> {
+pub(crate) fn size(text: &str) -> Result<usize, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let factor = match unit.trim().to_ascii_lowercase().as_str() {

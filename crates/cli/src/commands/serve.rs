@@ -1,18 +1,20 @@
 //! `taper serve`: the socket first, then the model, then requests until a signal.
 
 use crate::args::{KvKind, ModelArgs, ServeArgs};
-use crate::listen::listen;
+use crate::listen::{self, listen};
 use crate::load::{self, Loaded};
 use crate::output;
 use crate::progress::Bars;
 use crate::signals;
+use crate::unix_socket::{self, SocketFile};
 use anyhow::{Context, Result, bail};
 use indicatif::BinaryBytes;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 use taper_engine::{EngineConfig, EngineHandle};
 use taper_kernels::cuda::NUMERICS_CLASS_BY_ROWS;
-use taper_server::{ServedModel, ServerState};
+use taper_server::{ServedModel, ServerState, Socket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
@@ -32,11 +34,15 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
 async fn serve(args: ServeArgs) -> Result<()> {
     let mut signals = Signals::new()?;
     signals::survive_file_size_limit()?;
-    let listener = listen(&args.host, args.port).await?;
-    let address = listener.local_addr()?;
-    output::status(&format!("listening on http://{address}, loading {}", args.model.model));
+    // What can be wrong with keys and certificates should not wait for a model either.
+    let config = args.operation.server_config()?;
+    let is_encrypted = config.tls.is_some();
+    let (socket, address) = open_socket(&args, is_encrypted).await?;
+    output::status(&format!("listening on {address}, loading {}", args.model.model));
+    listen::allow_connections(args.operation.max_connections);
 
-    let state = ServerState::new();
+    let state = ServerState::with_config(config);
+    reload_on_hangup(state.clone())?;
     let (loaded_sender, loaded) = oneshot::channel();
     let loading_state = state.clone();
     std::thread::Builder::new().name("taper-load".into()).spawn(move || {
@@ -49,15 +55,17 @@ async fn serve(args: ServeArgs) -> Result<()> {
     })?;
 
     let (stop, stopped) = oneshot::channel::<()>();
-    let server = taper_server::run(listener, state, async {
+    let server = taper_server::run(socket, state, async {
         // A sender that is dropped stops the server as well.
         stopped.await.ok();
     });
+    // The socket's file goes when the last answer has gone.
+    let listening_at = &address;
     let control = async move {
         let outcome = tokio::select! {
             loaded = loaded => match loaded {
                 Ok(Ok(engine)) => {
-                    announce(address);
+                    announce(listening_at);
                     until_stopped(&mut signals, &engine).await
                 }
                 Ok(Err(error)) => Err(error),
@@ -149,14 +157,66 @@ fn fingerprint(args: &ModelArgs, numerics_class: &str) -> Result<String> {
     Ok(parts.join("-"))
 }
 
-fn announce(address: SocketAddr) {
-    // What listens everywhere is reached here by this machine's own name.
-    let host = if address.ip().is_unspecified() { "localhost".to_string() } else { address.ip().to_string() };
-    let host = if address.is_ipv6() && !address.ip().is_unspecified() { format!("[{host}]") } else { host };
+/// Where the server listens.
+enum Address {
+    Http(SocketAddr),
+    Https(SocketAddr),
+    Unix { path: PathBuf, is_encrypted: bool, _file: SocketFile },
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Address::Http(address) => write!(f, "http://{address}"),
+            Address::Https(address) => write!(f, "https://{address}"),
+            Address::Unix { path, .. } => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// Listens where the arguments say.
+async fn open_socket(args: &ServeArgs, is_encrypted: bool) -> Result<(Socket, Address)> {
+    if let Some(path) = &args.operation.unix_socket {
+        let (listener, file) = unix_socket::listen(path)?;
+        return Ok((listener.into(), Address::Unix { path: path.clone(), is_encrypted, _file: file }));
+    }
+    let listener = listen(&args.host, args.port).await?;
+    let address = listener.local_addr()?;
+    let address = if is_encrypted { Address::Https(address) } else { Address::Http(address) };
+    Ok((listener.into(), address))
+}
+
+/// From now on SIGHUP reads keys and certificate again; it never ends the server.
+fn reload_on_hangup(state: ServerState) -> Result<()> {
+    let mut hangup = signal(SignalKind::hangup()).context("cannot listen for signals")?;
+    tokio::spawn(async move {
+        while hangup.recv().await.is_some() {
+            let state = state.clone();
+            // It reads files. A panic there is in the log.
+            let _ = tokio::task::spawn_blocking(move || state.reload()).await;
+        }
+    });
+    Ok(())
+}
+
+fn announce(address: &Address) {
+    let url = match address {
+        Address::Http(address) => format!("http://{}", reachable(*address)),
+        Address::Https(address) => format!("https://{}", reachable(*address)),
+        Address::Unix { path, is_encrypted, .. } => {
+            let scheme = if *is_encrypted { "https" } else { "http" };
+            format!("--unix-socket {} {scheme}://localhost", path.display())
+        }
+    };
     output::status(&format!(
-        "try:\n  curl -N http://{host}:{}/v1/chat/completions -H 'content-type: application/json' \\\n    -d '{{\"stream\": true, \"messages\": [{{\"role\": \"user\", \"content\": \"Name three colours.\"}}]}}'",
-        address.port()
+        "try:\n  curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\\n    -d '{{\"stream\": true, \"messages\": [{{\"role\": \"user\", \"content\": \"Name three colours.\"}}]}}'",
     ));
+}
+
+/// Host and port for a client on this machine.
+fn reachable(address: SocketAddr) -> String {
+    // What listens everywhere is reached here by this machine's own name.
+    if address.ip().is_unspecified() { format!("localhost:{}", address.port()) } else { address.to_string() }
 }
 
 /// SIGINT and SIGTERM.

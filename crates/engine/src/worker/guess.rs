@@ -52,6 +52,9 @@ impl Worker {
         if let Some(sequence) = self.sequences.get_mut(&id) {
             sequence.acceptance.learn(guess, chosen);
             self.experience.learn(guess, chosen);
+            if let Some(request) = self.requests.get_mut(&sequence.request) {
+                request.note_guesses(num_guesses, num_right);
+            }
         }
         if num_guesses > 0 {
             let mut status = self.shared.status();

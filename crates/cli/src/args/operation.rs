@@ -1,0 +1,216 @@
+//! How `taper serve` is operated: who may ask, how much and how long, what it listens on, and how it stops.
+
+use crate::args::engine::{seconds, size};
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use std::convert::Infallible;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+use taper_server::limits::MAX_HELD_BYTES;
+use taper_server::{ApiKeys, CorsOrigins, Rate, ServerConfig, Timeouts, Tls};
+
+/// The most that `--max-header-size` may say: more than any client sends, and little enough for every connection at once.
+const MAX_HEADER_SIZE: usize = 256 << 10;
+
+/// A value that is never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Secret(String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(***)")
+    }
+}
+
+impl FromStr for Secret {
+    type Err = Infallible;
+
+    // Whatever it is: an error of the command line would repeat it. The server checks it.
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(Secret(text.trim().to_owned()))
+    }
+}
+
+/// Settings of the server that are not about models.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct OperationArgs {
+    /// Ask for this key in all requests but /health, /live, /version and /metrics, as `Authorization: Bearer KEY` or `x-api-key: KEY`.
+    /// May be given several times, or several with commas between; other users of this machine may see the command line, so
+    /// the variable or --api-key-file is the better place.
+    #[arg(long, value_name = "KEY", env = "TAPER_API_KEY", hide_env_values = true, value_delimiter = ',')]
+    pub(crate) api_key: Vec<Secret>,
+
+    /// A file of such keys, one a line; lines that begin with # are comments. Read again on SIGHUP.
+    #[arg(long, value_name = "FILE", env = "TAPER_API_KEY_FILE")]
+    pub(crate) api_key_file: Option<PathBuf>,
+
+    /// Requests that each key may send, such as 10/s, 600/min or 1000/h: as many at once, and then as they become free; more
+    /// get 429. Without keys, all clients together [default: no limit].
+    #[arg(long, value_name = "N/TIME", env = "TAPER_RATE_LIMIT")]
+    pub(crate) rate_limit: Option<Rate>,
+
+    /// Let web pages of this origin ask, such as https://app.example.com; `*` is every one. May be given several times, or
+    /// several with commas between [default: none].
+    #[arg(long, value_name = "ORIGIN", env = "TAPER_CORS_ORIGIN", value_delimiter = ',')]
+    pub(crate) cors_origin: Vec<String>,
+
+    /// Serve https with this certificate, a PEM file with the server's own first and those that signed it after it. Read again
+    /// on SIGHUP.
+    #[arg(long, value_name = "FILE", env = "TAPER_TLS_CERT")]
+    pub(crate) tls_cert: Option<PathBuf>,
+
+    /// The certificate's private key, a PEM file.
+    #[arg(long, value_name = "FILE", env = "TAPER_TLS_KEY")]
+    pub(crate) tls_key: Option<PathBuf>,
+
+    /// Listen at a Unix socket of this path instead of --host and --port; only this user may connect (mode 0600).
+    #[arg(long, value_name = "PATH", env = "TAPER_UNIX_SOCKET", conflicts_with_all = ["host", "port"])]
+    pub(crate) unix_socket: Option<PathBuf>,
+
+    /// Most bytes of a request's body; larger ones get 413.
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "32MiB", env = "TAPER_MAX_BODY_SIZE")]
+    pub(crate) max_body_size: usize,
+
+    /// Most bytes of a request's headers; larger ones get 431.
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "64KiB", env = "TAPER_MAX_HEADER_SIZE")]
+    pub(crate) max_header_size: usize,
+
+    /// Most headers of a request; more get 431.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=1000), env = "TAPER_MAX_HEADERS")]
+    pub(crate) max_headers: u16,
+
+    /// Most connections at a time, idle ones included. On further ones only /health and the like are answered, all else gets
+    /// 503.
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..), env = "TAPER_MAX_CONNECTIONS")]
+    pub(crate) max_connections: u32,
+
+    /// How long a TLS handshake and a request's headers may take, and how long an idle connection is kept.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "30", env = "TAPER_HEADER_TIMEOUT")]
+    pub(crate) header_timeout: Duration,
+
+    /// How long a request's body may pause.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "30", env = "TAPER_BODY_PAUSE_TIMEOUT")]
+    pub(crate) body_pause_timeout: Duration,
+
+    /// How long a request's body may take in all.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "300", env = "TAPER_BODY_TIMEOUT")]
+    pub(crate) body_timeout: Duration,
+
+    /// How long a client may leave its answer unread before its connection is closed.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60", env = "TAPER_WRITE_TIMEOUT")]
+    pub(crate) write_timeout: Duration,
+
+    /// How long requests are still taken after SIGTERM, while /health says 503 already, so that load balancers turn away first.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds_or_none, default_value = "0", env = "TAPER_DRAIN_DELAY")]
+    pub(crate) drain_delay: Duration,
+
+    /// How long running requests may take after that before they are cut off [default: as long as they need].
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, env = "TAPER_DRAIN_TIMEOUT")]
+    pub(crate) drain_timeout: Option<Duration>,
+
+    /// A TOML file of settings: the long names of these flags, with - or _, and their values. Flags and variables override it.
+    #[arg(long, value_name = "FILE", env = "TAPER_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Print all settings as TOML, with where each comes from, and exit. API keys are left out.
+    #[arg(long)]
+    pub(crate) print_config: bool,
+}
+
+impl OperationArgs {
+    /// What the server is told.
+    ///
+    /// # Errors
+    /// When a file cannot be used, or a value makes no sense; the flag or the file is named.
+    pub(crate) fn server_config(&self) -> Result<ServerConfig> {
+        let given: Vec<String> = self.api_key.iter().map(|key| key.0.clone()).collect();
+        let tls = match (&self.tls_cert, &self.tls_key) {
+            (None, None) => None,
+            (Some(cert), Some(key)) => Some(Tls::load(cert.clone(), key.clone()).context("--tls-cert, --tls-key")?),
+            (Some(_), None) => bail!("--tls-cert needs --tls-key, the certificate's private key"),
+            (None, Some(_)) => bail!("--tls-key needs --tls-cert, the certificate that it belongs to"),
+        };
+        if self.max_body_size > MAX_HELD_BYTES {
+            bail!("--max-body-size may be 256MiB at most: that is what all large bodies share");
+        }
+        if self.max_header_size > MAX_HEADER_SIZE {
+            bail!("--max-header-size may be 256KiB at most");
+        }
+        Ok(ServerConfig {
+            timeouts: Timeouts {
+                header: self.header_timeout,
+                body_pause: self.body_pause_timeout,
+                body_total: self.body_timeout,
+                write_stall: self.write_timeout,
+                ..Timeouts::default()
+            },
+            max_body_bytes: self.max_body_size,
+            max_header_bytes: self.max_header_size,
+            max_headers: usize::from(self.max_headers),
+            max_connections: self.max_connections as usize,
+            drain_delay: self.drain_delay,
+            drain_timeout: self.drain_timeout,
+            api_keys: ApiKeys::new(&given, self.api_key_file.clone()).context("--api-key, --api-key-file")?,
+            cors: CorsOrigins::parse(&self.cors_origin).context("--cors-origin")?,
+            rate_limit: self.rate_limit,
+            tls,
+        })
+    }
+}
+
+/// Seconds, or 0 for none.
+fn seconds_or_none(text: &str) -> Result<Duration, String> {
+    if matches!(text, "0" | "0s") { Ok(Duration::ZERO) } else { seconds(text) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
+
+    fn config(flags: &str) -> Result<ServerConfig> {
+        let cli = Cli::try_parse_from(["taper", "serve"].into_iter().chain(flags.split_whitespace()))?;
+        let Command::Serve(args) = cli.command else { panic!("it is serve") };
+        args.operation.server_config()
+    }
+
+    fn refusal(flags: &str) -> String {
+        format!("{:#}", config(flags).expect_err("it cannot be used"))
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_the_server() {
+        let (ours, theirs) = (config("").unwrap(), ServerConfig::default());
+        assert_eq!(format!("{ours:?}"), format!("{theirs:?}"));
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_named() {
+        for (flags, part) in [
+            ("--tls-cert a.pem", "--tls-key"),
+            ("--tls-key a.pem", "--tls-cert"),
+            ("--tls-cert /none.crt --tls-key /none.key", "/none.crt"),
+            ("--api-key-file /none.keys", "/none.keys"),
+            ("--cors-origin localhost", "\"localhost\""),
+            ("--rate-limit 10", "--rate-limit"),
+            ("--max-body-size 1GiB", "--max-body-size"),
+            ("--max-header-size 1MiB", "--max-header-size"),
+            ("--drain-delay -1", "--drain-delay"),
+            ("--unix-socket s --port 80", "--port"),
+        ] {
+            assert!(refusal(flags).contains(part), "{flags}: {}", refusal(flags));
+        }
+    }
+
+    #[test]
+    fn keys_are_not_shown() {
+        let cli = Cli::try_parse_from(["taper", "serve", "--api-key", "alpha,beta"]).unwrap();
+        assert!(!format!("{cli:?}").contains("alpha"));
+        let Command::Serve(args) = cli.command else { panic!("it is serve") };
+        assert_eq!(args.operation.api_key, ["alpha", "beta"].map(|key| Secret(key.to_owned())));
+        assert!(!refusal("--api-key alpha,b\u{e4}ta").contains("alpha"));
+    }
+}

@@ -1,0 +1,381 @@
+//! Settings of `taper serve` from four places: a flag overrides an environment variable, that overrides the file of `--config`,
+//! and that the default.
+//!
+//! The file's values become the defaults of the command line, so that each is read and checked as its flag is.
+
+use crate::args::{Cli, Command, RemoteArgs};
+use crate::output;
+use anyhow::{Context, Result, anyhow, bail};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches};
+use std::any::TypeId;
+use std::ffi::OsString;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use toml::{Table, Value};
+
+/// The command whose settings these are.
+const COMMAND: &str = "serve";
+/// Flags that are no settings.
+const NO_SETTINGS: [&str; 4] = ["config", "print-config", "help", "version"];
+/// What `--print-config` says only the number of.
+const SECRET: &str = "api-key";
+
+/// The command line of this process, with the settings of its `--config` file. Ends the process where the command line
+/// cannot be understood, or asks for help.
+///
+/// # Errors
+/// When the file cannot be read or holds something that is no setting, which is named.
+pub(crate) fn parse() -> Result<(Cli, Settings)> {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    parse_from(&arguments).map_err(|error| match error.downcast::<clap::Error>() {
+        Ok(error) => error.exit(),
+        Err(error) => error,
+    })
+}
+
+fn parse_from(arguments: &[OsString]) -> Result<(Cli, Settings)> {
+    let mut command = Cli::command();
+    let mut matches = command.clone().try_get_matches_from(arguments)?;
+    RemoteArgs::check(&matches)?;
+    let mut cli = Cli::from_arg_matches(&matches)?;
+    let mut file = None;
+    if let Command::Serve(args) = &cli.command
+        && let Some(path) = args.operation.config.clone()
+    {
+        let settings = read(&path, &command).with_context(|| format!("--config {}", path.display()))?;
+        command = with_defaults(command, &settings);
+        matches = command.clone().try_get_matches_from(arguments)?;
+        cli = Cli::from_arg_matches(&matches)?;
+        file = Some(File { path, settings });
+    }
+    Ok((cli, Settings { command, matches, file }))
+}
+
+/// Where all settings come from.
+pub(crate) struct Settings {
+    command: clap::Command,
+    matches: ArgMatches,
+    file: Option<File>,
+}
+
+struct File {
+    path: PathBuf,
+    settings: Vec<Setting>,
+}
+
+/// One setting of a file.
+struct Setting {
+    /// The argument's.
+    id: String,
+    values: Vec<String>,
+}
+
+/// What TOML has for an argument.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Boolean,
+    /// Or a string, for `"30s"` and `"2GiB"`.
+    Number,
+    Text,
+}
+
+fn kind(arg: &Arg) -> Kind {
+    if matches!(arg.get_action(), ArgAction::SetTrue) {
+        return Kind::Boolean;
+    }
+    let parsed = arg.get_value_parser().type_id();
+    let numbers = [
+        TypeId::of::<u16>(),
+        TypeId::of::<u32>(),
+        TypeId::of::<u64>(),
+        TypeId::of::<usize>(),
+        TypeId::of::<f32>(),
+        TypeId::of::<Duration>(),
+    ];
+    if numbers.iter().any(|number| parsed == *number) { Kind::Number } else { Kind::Text }
+}
+
+fn is_list(arg: &Arg) -> bool {
+    matches!(arg.get_action(), ArgAction::Append)
+}
+
+/// The arguments that are settings: the command's, and those of all commands.
+fn settings_of(command: &clap::Command) -> impl Iterator<Item = &Arg> {
+    let own = command.find_subcommand(COMMAND).into_iter().flat_map(clap::Command::get_arguments);
+    own.chain(command.get_arguments()).filter(|arg| long(arg).is_some_and(|name| !NO_SETTINGS.contains(&name)))
+}
+
+fn long(arg: &Arg) -> Option<&str> {
+    arg.get_long()
+}
+
+fn read(path: &Path, command: &clap::Command) -> Result<Vec<Setting>> {
+    let text = std::fs::read_to_string(path).context("the file cannot be read")?;
+    // The error's own text would quote the line, which may hold a key.
+    let table: Table = text.parse().map_err(|error: toml::de::Error| {
+        let begin = error.span().map_or(0, |span| span.start);
+        let line = text.bytes().take(begin).filter(|&byte| byte == b'\n').count() + 1;
+        anyhow!("line {line} is not TOML: {}", error.message())
+    })?;
+    let mut settings: Vec<Setting> = Vec::new();
+    for (key, value) in &table {
+        let setting = setting(command, key, value)?;
+        if settings.iter().any(|other| other.id == setting.id) {
+            bail!("{key} is set twice, with - and with _");
+        }
+        settings.push(setting);
+    }
+    Ok(settings)
+}
+
+fn setting(command: &clap::Command, key: &str, value: &Value) -> Result<Setting> {
+    let name = key.replace('_', "-");
+    let Some(arg) = settings_of(command).find(|arg| long(arg) == Some(&name)) else {
+        let distance = |other: &str| strsim::damerau_levenshtein(&name, other);
+        let nearest = settings_of(command).filter_map(long).min_by_key(|other| distance(other)).unwrap_or_default();
+        bail!("there is no setting {key:?}; the nearest is {nearest:?}");
+    };
+    let values = values(arg, value).with_context(|| key.to_owned())?;
+    // As its flag would be read; what is wrong between settings is seen when all are known.
+    let flags = values.iter().map(|value| match kind(arg) {
+        Kind::Boolean => format!("--{name}"),
+        Kind::Number | Kind::Text => format!("--{name}={value}"),
+    });
+    let flags = flags.filter(|_| kind(arg) != Kind::Boolean || values == ["true"]);
+    let words = ["taper".to_owned(), COMMAND.to_owned()].into_iter().chain(flags);
+    if let Err(error) = command.clone().try_get_matches_from(words)
+        && matches!(error.kind(), ErrorKind::InvalidValue | ErrorKind::ValueValidation)
+    {
+        let message = error.to_string();
+        let first = message.lines().next().unwrap_or_default();
+        bail!("{key}: {}", first.strip_prefix("error: ").unwrap_or(first));
+    }
+    Ok(Setting { id: arg.get_id().to_string(), values })
+}
+
+fn values(arg: &Arg, value: &Value) -> Result<Vec<String>> {
+    match value {
+        Value::Array(items) if is_list(arg) => items.iter().map(|item| scalar(arg, item)).collect(),
+        other => Ok(vec![scalar(arg, other)?]),
+    }
+}
+
+fn scalar(arg: &Arg, value: &Value) -> Result<String> {
+    match (kind(arg), value) {
+        (Kind::Boolean, Value::Boolean(value)) => Ok(value.to_string()),
+        (Kind::Number, Value::Integer(value)) => Ok(value.to_string()),
+        (Kind::Number, Value::Float(value)) => Ok(value.to_string()),
+        (Kind::Number | Kind::Text, Value::String(value)) => Ok(value.clone()),
+        (kind, other) => {
+            let expected = match kind {
+                Kind::Boolean => "a boolean",
+                Kind::Number => "a number, or a string with a unit",
+                Kind::Text if is_list(arg) => "a string, or an array of strings",
+                Kind::Text => "a string",
+            };
+            bail!("expected {expected}, got the type {}", other.type_str())
+        }
+    }
+}
+
+fn with_defaults(command: clap::Command, settings: &[Setting]) -> clap::Command {
+    settings.iter().fold(command, |command, Setting { id, values }| {
+        let is_own =
+            command.find_subcommand(COMMAND).is_some_and(|serve| serve.get_arguments().any(|arg| arg.get_id() == id));
+        let with_default = |arg: Arg| arg.default_values(values.clone());
+        if is_own {
+            command.mut_subcommand(COMMAND, |serve| serve.mut_arg(id, with_default))
+        } else {
+            command.mut_arg(id, with_default)
+        }
+    })
+}
+
+impl Settings {
+    /// All of them, as a file that `--config` reads, with where each comes from.
+    ///
+    /// # Errors
+    /// When the text cannot be written.
+    pub(crate) fn to_toml(&self) -> Result<String> {
+        let mut text = String::new();
+        let served = self.matches.subcommand_matches(COMMAND).context("only `taper serve` has settings")?;
+        for arg in settings_of(&self.command) {
+            let (id, name) = (arg.get_id().as_str(), long(arg).unwrap_or_default());
+            let raw: Vec<String> = served
+                .try_get_raw(id)
+                .ok()
+                .flatten()
+                .map(|values| values.map(|value| value.to_string_lossy().into_owned()).collect())
+                .unwrap_or_default();
+            let (source, is_default) = self.source(arg, served);
+            if arg.is_hide_set() && is_default {
+                continue;
+            }
+            if raw.is_empty() {
+                writeln!(text, "# {name} =  # not set")?;
+            } else if name == SECRET {
+                // As a comment: nobody should run a server with the key "***".
+                writeln!(text, "# {name} = {}  # {source}", Value::from(vec!["***"; raw.len()]))?;
+            } else {
+                writeln!(text, "{name} = {}  # {source}", to_value(arg, &raw))?;
+            }
+        }
+        Ok(text)
+    }
+
+    /// In words, and whether nobody set it.
+    fn source(&self, arg: &Arg, served: &ArgMatches) -> (String, bool) {
+        match (served.value_source(arg.get_id().as_str()), &self.file) {
+            (Some(ValueSource::CommandLine), _) => ("flag".to_owned(), false),
+            (Some(ValueSource::EnvVariable), _) => {
+                (format!("env {}", arg.get_env().unwrap_or_default().to_string_lossy()), false)
+            }
+            (_, Some(file)) if file.settings.iter().any(|setting| arg.get_id() == setting.id.as_str()) => {
+                (format!("file {}", file.path.display()), false)
+            }
+            _ => ("default".to_owned(), true),
+        }
+    }
+}
+
+fn to_value(arg: &Arg, raw: &[String]) -> Value {
+    let one = |raw: &String| match kind(arg) {
+        Kind::Boolean => Value::Boolean(raw == "true"),
+        Kind::Number => match (raw.parse(), raw.parse()) {
+            (Ok(integer), _) => Value::Integer(integer),
+            (_, Ok(float)) => Value::Float(float),
+            _ => Value::String(raw.clone()),
+        },
+        Kind::Text => Value::String(raw.clone()),
+    };
+    if is_list(arg) {
+        Value::Array(raw.iter().map(one).collect())
+    } else {
+        raw.first().map_or(Value::Boolean(false), one)
+    }
+}
+
+/// Prints the settings where `--print-config` asks for them; whether it did.
+///
+/// # Errors
+/// When nobody reads them.
+pub(crate) fn print_if_asked(cli: &Cli, settings: &Settings) -> Result<bool> {
+    match &cli.command {
+        Command::Serve(args) if args.operation.print_config => {
+            output::print(&settings.to_toml()?)?;
+            Ok(true)
+        }
+        _ => Ok(false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::ServeArgs;
+
+    fn parsed(file: &str, flags: &str) -> Result<(ServeArgs, Settings)> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("taper.toml");
+        std::fs::write(&path, file)?;
+        let words = ["taper", "serve", "--config"].map(OsString::from).into_iter().chain([path.into()]);
+        let words: Vec<OsString> = words.chain(flags.split_whitespace().map(OsString::from)).collect();
+        let (cli, settings) = parse_from(&words)?;
+        match cli.command {
+            Command::Serve(args) => Ok((*args, settings)),
+            _ => bail!("it is serve"),
+        }
+    }
+
+    fn refusal(file: &str) -> String {
+        match parsed(file, "") {
+            Ok(_) => panic!("it is accepted: {file}"),
+            Err(error) => format!("{error:#}"),
+        }
+    }
+
+    #[test]
+    fn a_flag_overrides_the_file_and_the_file_the_default() {
+        let file =
+            "max_queued = 7\nmax-batch = 3\nlog-format = \"json\"\nrequest-timeout = 2.5\napi_key = ['a', 'b']\n";
+        let (args, _) = parsed(file, "--max-batch 5 --cors-origin http://a").unwrap();
+        assert_eq!((args.max_queued, args.max_batch, args.max_queued_tokens), (7, 5, 1 << 20));
+        assert_eq!(args.request_timeout, Some(Duration::from_millis(2500)));
+        assert_eq!((args.operation.api_key.len(), args.operation.cors_origin.len()), (2, 1));
+        let (args, _) = parsed(file, "--api-key c").unwrap();
+        assert_eq!(args.operation.api_key.len(), 1, "not added to the file's");
+    }
+
+    #[test]
+    fn what_is_no_setting_is_refused_with_the_nearest_name() {
+        for (file, nearest) in [("prot = 1", "port"), ("api_keys = 1", "api-key"), ("max-queue = 1", "max-queued")] {
+            assert!(refusal(file).contains(&format!("the nearest is {nearest:?}")), "{}", refusal(file));
+        }
+        for no_setting in ["config = 'a'", "print-config = true", "help = true"] {
+            assert!(refusal(no_setting).contains("there is no setting"), "{no_setting}");
+        }
+    }
+
+    #[test]
+    fn wrong_values_name_the_key_and_what_is_expected() {
+        for (file, parts) in [
+            ("port = true", ["port", "a number"]),
+            ("host = 5", ["host", "a string"]),
+            ("host = ['a']", ["host", "array"]),
+            ("api-key = [1]", ["api-key", "array of strings"]),
+            ("port = 70000", ["port", "70000"]),
+            ("port = 'http'", ["port", "invalid digit"]),
+            ("kv-cache-size = 5", ["kv-cache-size", "a unit"]),
+            ("speculation = 'sometimes'", ["speculation", "sometimes"]),
+            ("[server]\nport = 1", ["server", "no setting"]),
+            ("port = 1\nport = 2", ["line 2", "duplicate"]),
+            ("max-batch = 1\nmax_batch = 1", ["max", "twice"]),
+        ] {
+            let message = refusal(file);
+            assert!(parts.iter().all(|part| message.contains(part)), "{file}: {message}");
+            assert!(message.contains("taper.toml"), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_key_is_not_repeated_whatever_is_wrong() {
+        for file in ["api-key = \"sesame", "api-key = ['sesame', 5]", "api-key = sesame", "api-keys = 'sesame'"] {
+            assert!(!refusal(file).contains("sesame"), "{}", refusal(file));
+        }
+        let (_, settings) = parsed("api-key = 'sesame'", "").unwrap();
+        let text = settings.to_toml().unwrap();
+        assert!(text.contains("# api-key = [\"***\"]  # file") && !text.contains("sesame"), "{text}");
+    }
+
+    #[test]
+    fn what_is_printed_is_a_file_with_the_same_settings() {
+        let file = "max-queued = 7\nrequest-timeout = '2.5s'\nkv-cache-size = '1GiB'\nlog-level = 'warn'\n";
+        let (_, settings) = parsed(file, "--port 0 --model m\u{fc}del --cors-origin http://a,http://b").unwrap();
+        let text = settings.to_toml().unwrap();
+        for line in ["port = 0  # flag", "max-headers = 100  # default", "# draft-model =  # not set"] {
+            assert!(text.lines().any(|own| own == line), "{line} in {text}");
+        }
+        assert!(text.contains("max-queued = 7  # file ") && text.contains("log-level = \"warn\"  # file "), "{text}");
+        let (_, again) = parsed(&text, "").unwrap();
+        let values = |text: &str| -> Vec<String> {
+            let lines = text.lines().filter(|line| !line.starts_with('#'));
+            lines.map(|line| line.rsplit_once("  #").map_or(line, |(value, _)| value).to_owned()).collect()
+        };
+        assert_eq!(values(&again.to_toml().unwrap()), values(&text));
+    }
+
+    #[test]
+    fn every_setting_has_a_variable_of_its_name() {
+        for arg in settings_of(&Cli::command()).filter(|arg| !arg.is_hide_set()) {
+            let name = long(arg).unwrap_or_default();
+            let expected = match name {
+                "log-level" => "TAPER_LOG".to_owned(),
+                _ => format!("TAPER_{}", name.replace('-', "_").to_uppercase()),
+            };
+            assert_eq!(arg.get_env().map(|env| env.to_string_lossy().into_owned()), Some(expected), "--{name}");
+        }
+    }
+}
