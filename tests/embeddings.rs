@@ -64,10 +64,11 @@ fn a_vector_has_the_same_bits_alone_and_in_company() {
     for pooling in ["mean", "last"] {
         let ask =
             |input: Value| embed(&server, &json!({ "input": input, "pooling": pooling, "encoding_format": "base64" }));
+        let url = &server.url;
         let together = std::thread::scope(|scope| {
-            let company = scope.spawn(|| {
+            let company = scope.spawn(move || {
                 let body = json!({ "prompt": "Once upon a time", "max_tokens": 64, "ignore_eos": true });
-                server.post("/v1/completions", &body).0
+                support::server::post(url, "/v1/completions", &body).0
             });
             let together = ask(json!(texts));
             assert_eq!(company.join().unwrap(), 200);

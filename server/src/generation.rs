@@ -172,21 +172,6 @@ impl Generation {
         Ok(generation)
     }
 
-    /// How many choices are generated.
-    pub(crate) fn num_choices(&self) -> usize {
-        self.num_prompts * self.sampling.n
-    }
-
-    /// How many prompts there are.
-    pub(crate) fn num_prompts(&self) -> usize {
-        self.num_prompts
-    }
-
-    /// The choices of a prompt.
-    pub(crate) fn choices_of(&self, prompt: usize) -> Range<usize> {
-        prompt * self.sampling.n..(prompt + 1) * self.sampling.n
-    }
-
     /// What a prompt cost with all its choices, once they are complete.
     pub(crate) fn usage_of(&self, prompt: usize) -> Option<Usage> {
         self.usages[prompt]

@@ -2,7 +2,6 @@
 
 use axum::body::{Body, Bytes};
 use axum::http::HeaderMap;
-use serde_json::Value;
 use std::sync::Arc;
 
 use crate::body;

@@ -9,6 +9,7 @@ use taper_engine::FinishReason;
 use tokio::time::Sleep;
 
 use super::shape::Native;
+use crate::answer::Source;
 use crate::errors::ApiError;
 use crate::generation::{Generation, Output, Piece};
 

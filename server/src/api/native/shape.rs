@@ -7,7 +7,7 @@ use taper_engine::{FinishReason, SamplingParams, Timings, TokenLogprobs, Usage};
 use taper_text::{Detokenizer, Tokenizer};
 
 use super::request::{ANY_SEED, Prepared, SAMPLERS};
-use crate::answer;
+use crate::answer::{self, AnswerPiece};
 use crate::generation::{Piece, Totals};
 use crate::state::Served;
 use crate::token_json::{Details, TokenWriter};
@@ -209,6 +209,8 @@ impl Native {
             prompt_tokens: prompt.num_tokens,
             cached_tokens: 0,
             completion_tokens: num_predicted,
+            guessed_tokens: 0,
+            right_guesses: 0,
             timings: Timings {
                 queue_s: 0.0,
                 prefill_s: self.first_text_s,
@@ -219,6 +221,9 @@ impl Native {
             prompt_tokens: usage.prompt_tokens,
             cached_tokens: usage.cached_tokens,
             completion_tokens: if self.prompt_only { 0 } else { usage.completion_tokens },
+            guessed_tokens: usage.guessed_tokens,
+            right_guesses: usage.right_guesses,
+            reasoning_tokens: 0,
             timings: Some(usage.timings),
         };
         let mut timings = answer::timings(&totals).unwrap_or_default();
