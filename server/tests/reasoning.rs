@@ -100,7 +100,8 @@ async fn thoughts_may_be_left_out_or_stay_in_the_text() {
 #[tokio::test]
 async fn a_form_begins_behind_the_thoughts() {
     let schema = json!({ "type": "object", "properties": { "x": { "type": "boolean" } }, "required": ["x"] });
-    let format = json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "n", "schema": schema } } });
+    let format =
+        json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "n", "schema": schema } } });
     let state = thinking("<think>\nHm, {1}.\n</think>\n\n{\"x\": true}", THINKS);
     check(&state, format.clone(), Some("Hm, {1}."), "{\"x\": true}").await;
     let state = thinking("Hm.\n</think>\n\n{\"x\": true}", OPENS);
@@ -157,9 +158,7 @@ async fn an_effort_reaches_templates_that_know_it() {
 #[tokio::test]
 async fn former_thoughts_can_be_sent_back() {
     let state = thinking("x", THINKS);
-    let messages = |field: &str, thought: Value| {
-        json!([{ "role": "user", "content": "U" }, { "role": "assistant", "content": "A", field: thought }, { "role": "user", "content": "V" }])
-    };
+    let messages = |field: &str, thought: Value| json!([{ "role": "user", "content": "U" }, { "role": "assistant", "content": "A", field: thought }, { "role": "user", "content": "V" }]);
     let without = prompt_tokens(&state, json!({ "messages": messages("reasoning_content", Value::Null) })).await;
     for field in ["reasoning_content", "reasoning"] {
         let with = prompt_tokens(&state, json!({ "messages": messages(field, json!("abc")) })).await;

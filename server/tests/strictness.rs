@@ -65,7 +65,11 @@ async fn a_bad_message_is_refused_by_its_place() {
         (json!([{ "role": "user", "content": ["a"] }]), "messages[0].content[0]", "object"),
         (json!([{ "role": "user", "content": [{ "type": "image_url" }] }]), "messages[0].content[0].type", "text only"),
         (json!([{ "role": "user", "content": [{ "type": "text" }] }]), "messages[0].content[0].text", "missing"),
-        (json!([{ "role": "user", "content": [{ "type": "input_audio" }] }]), "messages[0].content[0].type", "text only"),
+        (
+            json!([{ "role": "user", "content": [{ "type": "input_audio" }] }]),
+            "messages[0].content[0].type",
+            "text only",
+        ),
     ] {
         check_chat_refused(json!({ "messages": messages }), param, message).await;
     }

@@ -15,8 +15,10 @@ const KNOWS_TOOLS: &str = "{% if tools %}TOOLS {{ tools | tojson }}\n{% endif %}
     {{ m.content }}{% for c in m.tool_calls %}<tool_call>{{ c.function | tojson }} {{ c.id }}</tool_call>{% endfor %}\
     {% if m.tool_call_id %}[{{ m.name }} {{ m.tool_call_id }}]{% endif %}<|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-const LLAMA: &str = "{{ tools }}{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>\n{% endfor %}{# <|python_tag|> #}";
-const MISTRAL: &str = "{{ tools }}{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>\n{% endfor %}{# [TOOL_CALLS] #}";
+const LLAMA: &str =
+    "{{ tools }}{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>\n{% endfor %}{# <|python_tag|> #}";
+const MISTRAL: &str =
+    "{{ tools }}{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>\n{% endfor %}{# [TOOL_CALLS] #}";
 
 /// Room for descriptions of tools: bytes are tokens here.
 fn roomy() -> RunnerLimits {
@@ -116,8 +118,15 @@ fn assembled(chunks: &[Value]) -> (Value, Value, usize) {
 }
 
 /// The same answer whole and streamed: this text, these calls, this reason. Returns the chunks with arguments.
-async fn check_answer(state: &ServerState, fields: Value, content: Value, calls: &[(&str, Value)], reason: &str) -> usize {
-    let expected: Vec<(String, Value)> = calls.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+async fn check_answer(
+    state: &ServerState,
+    fields: Value,
+    content: Value,
+    calls: &[(&str, Value)],
+    reason: &str,
+) -> usize {
+    let expected: Vec<(String, Value)> =
+        calls.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
     let answer = chat(state, fields.clone()).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
     let choice = answer.json()["choices"][0].clone();
@@ -265,14 +274,21 @@ async fn former_calls_and_their_results_are_rendered() {
 #[tokio::test]
 async fn a_template_without_tools_is_told_of_them_in_words() {
     let plain = chat(&answering("x", None), json!({})).await.json()["usage"]["prompt_tokens"].as_u64().unwrap();
-    let told = chat(&answering("x", None), with_tools(json!({}))).await.json()["usage"]["prompt_tokens"].as_u64().unwrap();
+    let told =
+        chat(&answering("x", None), with_tools(json!({}))).await.json()["usage"]["prompt_tokens"].as_u64().unwrap();
     let tools = json!([tool("weather"), tool("time")]).to_string().len() as u64;
     assert!(told > plain + tools, "{told} tokens with tools, {plain} without");
     // A template that takes no system message gets the words in the user's.
     let strict = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}\
                   <|im_start|>{{ m.content }}<|im_end|>\n{% endfor %}";
-    check_answer(&answering(CALL, Some(strict)), with_tools(json!({})), Value::Null, &[("weather", json!({ "city": 5 }))], "tool_calls")
-        .await;
+    check_answer(
+        &answering(CALL, Some(strict)),
+        with_tools(json!({})),
+        Value::Null,
+        &[("weather", json!({ "city": 5 }))],
+        "tool_calls",
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -313,7 +329,9 @@ fn willing(reply: &'static str) -> ServerState {
     let end = end_token() as usize;
     let runner = StubRunner::with_logits(roomy(), move |tokens, logits| {
         let reply = reply.as_bytes();
-        let ends_with = |len: usize| tokens.len() >= len && tokens[tokens.len() - len..].iter().zip(reply).all(|(a, b)| *a == u32::from(*b));
+        let ends_with = |len: usize| {
+            tokens.len() >= len && tokens[tokens.len() - len..].iter().zip(reply).all(|(a, b)| *a == u32::from(*b))
+        };
         let written = (0..=reply.len()).rev().find(|&len| ends_with(len)).unwrap_or(0);
         logits[reply.get(written).map_or(end, |byte| usize::from(*byte))] = 30.0;
         // Otherwise something that ends what is open.
@@ -340,7 +358,8 @@ async fn a_strict_tool_keeps_to_its_schema_also_where_no_call_is_required() {
 async fn without_parallel_calls_there_is_one() {
     let two = "<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>";
     for (parallel, expected) in [(true, 2), (false, 1)] {
-        let body = chat(&willing(two), with_tools(json!({ "parallel_tool_calls": parallel, "max_tokens": 300 }))).await.json();
+        let body =
+            chat(&willing(two), with_tools(json!({ "parallel_tool_calls": parallel, "max_tokens": 300 }))).await.json();
         assert_eq!(calls_of(&body["choices"][0]["message"]).len(), expected, "{body}");
     }
     // Where no grammar can see to it, the rest is not told.
@@ -360,7 +379,8 @@ async fn a_form_of_the_text_holds_where_there_is_no_call() {
     let message = &body["choices"][0]["message"];
     let content: Value = message["content"].as_str().map_or(Value::Null, |text| serde_json::from_str(text).unwrap());
     assert!(content["x"].is_boolean() || !calls_of(message).is_empty(), "{body}");
-    let body = chat(&willing("<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>"), fields).await.json();
+    let body =
+        chat(&willing("<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>"), fields).await.json();
     assert_eq!(calls_of(&body["choices"][0]["message"]).len(), 1, "{body}");
 }
 

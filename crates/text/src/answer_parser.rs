@@ -74,7 +74,9 @@ enum State {
     /// Thoughts may begin.
     Start,
     /// In thoughts; whether something of them was told.
-    Reasoning { told: bool },
+    Reasoning {
+        told: bool,
+    },
     /// Behind thoughts, before anything else.
     Between,
     Text,
@@ -302,7 +304,9 @@ impl AnswerParser {
 
 /// How much of `text` is certain, where one of `marks` may follow: all but the beginning of one, and the blanks before it.
 fn certain_len(text: &str, marks: &[&str]) -> usize {
-    let begun = marks.iter().flat_map(|mark| (1..mark.len()).rev().filter(|&len| mark.is_char_boundary(len)).map(|len| &mark[..len]));
+    let begun = marks
+        .iter()
+        .flat_map(|mark| (1..mark.len()).rev().filter(|&len| mark.is_char_boundary(len)).map(|len| &mark[..len]));
     let held = begun.filter(|start| text.ends_with(start)).map(str::len).max().unwrap_or(0);
     text[..text.len() - held].trim_end().len()
 }

@@ -11,10 +11,8 @@ pub struct ReasoningMarks {
     pub end: &'static str,
 }
 
-const KNOWN: &[ReasoningMarks] = &[
-    ReasoningMarks { start: "<think>", end: "</think>" },
-    ReasoningMarks { start: "[THINK]", end: "[/THINK]" },
-];
+const KNOWN: &[ReasoningMarks] =
+    &[ReasoningMarks { start: "<think>", end: "</think>" }, ReasoningMarks { start: "[THINK]", end: "[/THINK]" }];
 
 impl ReasoningMarks {
     /// Those of a model, by what its template or its vocabulary has; `None` if it does not think.

@@ -152,7 +152,8 @@ mod tests {
 
     #[test]
     fn calls_and_results_become_text() {
-        let call = |city: &str| json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": {"city": city}}});
+        let call =
+            |city: &str| json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": {"city": city}}});
         let result = |text: &str| ChatMessage { tool_call_id: Some("1".into()), ..ChatMessage::new("tool", text) };
         let messages = [
             ChatMessage::new("user", "U"),

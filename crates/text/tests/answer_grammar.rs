@@ -15,7 +15,8 @@ use taper_text::{
 };
 
 const THINK: ReasoningMarks = ReasoningMarks { start: "<think>", end: "</think>" };
-const MARKS: [&str; 7] = ["<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"];
+const MARKS: [&str; 7] =
+    ["<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"];
 const FORMATS: [ToolFormat; 4] = [ToolFormat::Hermes, ToolFormat::Llama3, ToolFormat::Mistral, ToolFormat::MistralArgs];
 
 fn open(file: &[u8]) -> Arc<Tokenizer> {
@@ -152,14 +153,24 @@ fn in_free_text_the_form_begins_with_the_mark() {
     check(&free, &["", "Hi <there> {\"a\": 1}\n", "<tool_", call, &around], &bad);
     check(&answer(Some(calls(ToolFormat::Hermes, false, false))), &["Hi", call, &format!("a {call}")], &[&around]);
     let call = "[TOOL_CALLS][{\"name\": \"f_2\", \"arguments\": {}}]";
-    check(&answer(Some(calls(ToolFormat::Mistral, false, true))), &["Hi [1]", call, &format!("a {call}")], &["a [TOOL_CALLS]"]);
+    check(
+        &answer(Some(calls(ToolFormat::Mistral, false, true))),
+        &["Hi [1]", call, &format!("a {call}")],
+        &["a [TOOL_CALLS]"],
+    );
     let call = "[TOOL_CALLS]f_2[ARGS]{}";
-    check(&answer(Some(calls(ToolFormat::MistralArgs, false, true))), &["Hi", &format!("a {call}{call}")], &["[TOOL_CALLS]f"]);
+    check(
+        &answer(Some(calls(ToolFormat::MistralArgs, false, true))),
+        &["Hi", &format!("a {call}{call}")],
+        &["[TOOL_CALLS]f"],
+    );
 }
 
 #[test]
 fn a_form_of_the_text_holds_where_there_is_no_call() {
-    let content = Some(Box::new(GrammarSpec::JsonSchema(json!({ "properties": { "x": { "type": "null" } }, "required": ["x"] }))));
+    let content = Some(Box::new(GrammarSpec::JsonSchema(
+        json!({ "properties": { "x": { "type": "null" } }, "required": ["x"] }),
+    )));
     let call = "<tool_call>\n{\"name\": \"f_2\", \"arguments\": {}}\n</tool_call>";
     let answer = AnswerGrammar { content, ..answer(Some(calls(ToolFormat::Hermes, false, true))) };
     check(&answer, &["{\"x\": null}", call], &["", "Hi", "{}", "{\"x\": null} and", &format!("{{\"x\": null}}{call}")]);
@@ -277,10 +288,9 @@ fn whatever_is_chosen_is_read_as_calls_that_keep_to_their_schemas() {
 fn limits_hold_for_tools_too() {
     let tokenizer = open(&TinyModel::default().to_gguf());
     let deep = (0..200).fold(json!({}), |inner, _| json!({ "properties": { "a": inner } }));
-    for (parameters, part) in [
-        (deep, "levels deep"),
-        (json!({ "type": "object", "properties": { "a": { "type": "wizard" } } }), "wizard"),
-    ] {
+    for (parameters, part) in
+        [(deep, "levels deep"), (json!({ "type": "object", "properties": { "a": { "type": "wizard" } } }), "wizard")]
+    {
         let mut calls = calls(ToolFormat::Hermes, true, true);
         calls.tools[0].parameters = parameters;
         let spec = GrammarSpec::Answer(answer(Some(calls)));

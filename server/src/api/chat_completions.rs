@@ -130,11 +130,7 @@ fn thoughts(fields: &mut Fields) -> Result<Thoughts, ApiError> {
 
 /// `reasoning_effort` is a variable of templates that know it. Others know at most whether to think, and `none` says so to them;
 /// `medium` is the default and asks for nothing.
-fn reasoning_effort(
-    fields: &mut Fields,
-    served: &Served,
-    variables: &mut Map<String, Value>,
-) -> Result<(), ApiError> {
+fn reasoning_effort(fields: &mut Fields, served: &Served, variables: &mut Map<String, Value>) -> Result<(), ApiError> {
     const FIELD: &str = "reasoning_effort";
     let Some(effort) = fields.string(FIELD)? else { return Ok(()) };
     if !EFFORTS.contains(&effort.as_str()) {

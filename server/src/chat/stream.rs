@@ -38,9 +38,10 @@ impl AnswerPiece for ChatPiece {
             match (self.parts.last_mut(), part) {
                 (Some(ChatPart::Text(last)), ChatPart::Text(text))
                 | (Some(ChatPart::Reasoning(last)), ChatPart::Reasoning(text)) => last.push_str(&text),
-                (Some(ChatPart::CallArguments { index: a, text: last }), ChatPart::CallArguments { index: b, text })
-                    if *a == b =>
-                {
+                (
+                    Some(ChatPart::CallArguments { index: a, text: last }),
+                    ChatPart::CallArguments { index: b, text },
+                ) if *a == b => {
                     last.push_str(&text);
                 }
                 (_, part) => self.parts.push(part),
@@ -141,10 +142,7 @@ impl Source for ChatStream {
     type Piece = ChatPiece;
     type Reason = Ending;
 
-    fn poll_next(
-        &mut self,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Output<ChatPiece, Ending>, ApiError>>> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Output<ChatPiece, Ending>, ApiError>>> {
         loop {
             let output = match std::task::ready!(self.generation.poll_next(context)) {
                 None => return Poll::Ready(None),

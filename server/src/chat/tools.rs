@@ -47,7 +47,8 @@ impl Tool {
             return Err(ApiError::invalid(field, message));
         }
         let kind = self.parameters.as_ref().and_then(|parameters| parameters.get("type"));
-        let is_object = |kind: &Value| kind == "object" || kind.as_array().is_some_and(|kinds| kinds.contains(&json!("object")));
+        let is_object =
+            |kind: &Value| kind == "object" || kind.as_array().is_some_and(|kinds| kinds.contains(&json!("object")));
         match kind {
             Some(kind) if !is_object(kind) => {
                 let field = format!("{}.type", self.parameters_field());
@@ -95,7 +96,8 @@ pub(crate) fn check_tools(tools: &[Tool], choice: &ToolChoice, choice_field: &st
         tool.check()?;
         if tools[..index].iter().any(|other| other.name == tool.name) {
             let field = format!("{}.name", tool.field);
-            let message = format!("{field} is the name of another tool too: {}", show(&Value::from(tool.name.as_str())));
+            let message =
+                format!("{field} is the name of another tool too: {}", show(&Value::from(tool.name.as_str())));
             return Err(ApiError::invalid(field, message));
         }
     }
@@ -105,7 +107,8 @@ pub(crate) fn check_tools(tools: &[Tool], choice: &ToolChoice, choice_field: &st
             Err(ApiError::invalid(choice_field, message))
         }
         ToolChoice::Named(name) if !tools.iter().any(|tool| tool.name == *name) => {
-            let message = format!("{choice_field} names {}, which is not among tools", show(&Value::from(name.as_str())));
+            let message =
+                format!("{choice_field} names {}, which is not among tools", show(&Value::from(name.as_str())));
             Err(ApiError::invalid(choice_field, message))
         }
         _ => Ok(()),

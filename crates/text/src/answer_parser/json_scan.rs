@@ -116,8 +116,7 @@ mod tests {
         let found = members(object);
         let found: Vec<(&str, &str)> =
             found.iter().map(|(name, value)| (name.as_str(), &object[value.clone()])).collect();
-        let expected =
-            [("a", r#"{"x": "},"}"#), ("b\n", r#""q\"""#), ("c", "1.50e1"), ("d", "[]"), ("e", "null")];
+        let expected = [("a", r#"{"x": "},"}"#), ("b\n", r#""q\"""#), ("c", "1.50e1"), ("d", "[]"), ("e", "null")];
         assert_eq!(found, expected);
         assert!(members("{}").is_empty());
     }

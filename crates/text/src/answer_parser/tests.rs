@@ -24,9 +24,10 @@ fn parts(syntax: &AnswerSyntax, pieces: &[&str]) -> Vec<AnswerPart> {
         match (merged.last_mut(), part) {
             (Some(AnswerPart::Text(last)), AnswerPart::Text(text))
             | (Some(AnswerPart::Reasoning(last)), AnswerPart::Reasoning(text)) => last.push_str(&text),
-            (Some(AnswerPart::CallArguments { index: a, text: last }), AnswerPart::CallArguments { index: b, text })
-                if *a == b =>
-            {
+            (
+                Some(AnswerPart::CallArguments { index: a, text: last }),
+                AnswerPart::CallArguments { index: b, text },
+            ) if *a == b => {
                 last.push_str(&text);
             }
             (_, part) => merged.push(part),
@@ -132,10 +133,7 @@ fn llamas_calls_need_no_mark_but_a_known_name() {
     check(&format!("<|python_tag|>{call}"), "0:f({\"a\": 1})|");
     check(&format!("{call}; {call}"), "0:f({\"a\": 1})|1:f({\"a\": 1})|");
     check(&format!("{call}\n{call};"), "0:f({\"a\": 1})|1:f({\"a\": 1})|");
-    check(
-        "{\"type\": \"function\", \"name\": \"g\", \"parameters\": {}}",
-        "0:g({})|",
-    );
+    check("{\"type\": \"function\", \"name\": \"g\", \"parameters\": {}}", "0:g({})|");
     for text in [
         "{\"name\": \"Bob\", \"parameters\": {}}",
         "{\"name\": \"f\"}",
@@ -154,7 +152,8 @@ fn llamas_calls_need_no_mark_but_a_known_name() {
 fn mistrals_calls_are_an_array() {
     for format in [ToolFormat::Mistral, ToolFormat::MistralArgs] {
         let check = |text: &str, expected: &str| check(&tools(format, false), text, expected);
-        let (f, g) = ("{\"name\": \"f\", \"arguments\": {\"a\": [1]}}", "{\"name\": \"g\", \"arguments\": {}, \"id\": \"1\"}");
+        let (f, g) =
+            ("{\"name\": \"f\", \"arguments\": {\"a\": [1]}}", "{\"name\": \"g\", \"arguments\": {}, \"id\": \"1\"}");
         check(&format!("[TOOL_CALLS][{f}, {g}]"), "0:f({\"a\": [1]})|1:g({})|");
         check(&format!("So.\n[TOOL_CALLS] [{f}]\n"), "T:So.|0:f({\"a\": [1]})|");
         check(&format!("[TOOL_CALLS]{f}"), "0:f({\"a\": [1]})|");
@@ -238,9 +237,34 @@ fn the_parser_says_whether_the_model_thinks() {
 /// Pieces that answers are made of, and pieces of these.
 fn fragment() -> impl Strategy<Value = &'static str> {
     prop::sample::select(vec![
-        "<tool_call>", "</tool_call>", "{\"name\": \"f\", \"arguments\": {\"a\": 1}}", "{\"name\": \"g\", \"parameters\": {}}",
-        "[TOOL_CALLS]", "[ARGS]", "[", "]", "{", "}", "\"", ",", ";", ":", " ", "\n", "<", "é", "f", "\\",
-        "<|python_tag|>", "<think>", "</think>", "{\"name\": \"f\", \"arguments\": ", "</tool", "_call>", "text", "{}",
+        "<tool_call>",
+        "</tool_call>",
+        "{\"name\": \"f\", \"arguments\": {\"a\": 1}}",
+        "{\"name\": \"g\", \"parameters\": {}}",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "[",
+        "]",
+        "{",
+        "}",
+        "\"",
+        ",",
+        ";",
+        ":",
+        " ",
+        "\n",
+        "<",
+        "é",
+        "f",
+        "\\",
+        "<|python_tag|>",
+        "<think>",
+        "</think>",
+        "{\"name\": \"f\", \"arguments\": ",
+        "</tool",
+        "_call>",
+        "text",
+        "{}",
     ])
 }
 

@@ -9,7 +9,10 @@ use crate::fields::{Fields, show};
 /// Takes the messages.
 pub(super) fn take(fields: &mut Fields, field: &str) -> Result<Vec<ChatMessage>, ApiError> {
     let Some(items) = fields.array(field)? else {
-        return Err(ApiError::missing(field, format!("{field} is missing; it is an array of {{\"role\", \"content\"}}")));
+        return Err(ApiError::missing(
+            field,
+            format!("{field} is missing; it is an array of {{\"role\", \"content\"}}"),
+        ));
     };
     if items.is_empty() {
         return Err(ApiError::invalid(field, format!("{field} must hold at least one message")));
@@ -36,7 +39,10 @@ fn read_message(mut fields: Fields) -> Result<ChatMessage, ApiError> {
     let tool_calls = read_tool_calls(&mut fields)?;
     if role != "assistant" && !tool_calls.is_empty() {
         let name = fields.name_of("tool_calls");
-        return Err(ApiError::invalid(name.clone(), format!("{name} belongs to the role assistant, got it with {role}")));
+        return Err(ApiError::invalid(
+            name.clone(),
+            format!("{name} belongs to the role assistant, got it with {role}"),
+        ));
     }
     if let Some(value) = fields.take("function_call") {
         let name = fields.name_of("function_call");

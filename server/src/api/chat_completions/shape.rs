@@ -88,9 +88,7 @@ fn message(parts: &[ChatPart]) -> Value {
         message["reasoning_content"] = reasoning.into();
     }
     if !calls.is_empty() {
-        let call = |(id, name, arguments): (&str, &str, String)| {
-            json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
-        };
+        let call = |(id, name, arguments): (&str, &str, String)| json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } });
         message["tool_calls"] = calls.into_iter().map(call).collect();
     }
     message

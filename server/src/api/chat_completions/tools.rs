@@ -107,7 +107,10 @@ fn read_allowed(mut choice: Fields) -> Result<(ToolChoice, Option<Vec<String>>),
         Some("required") => ToolChoice::Required,
         Some(other) => {
             let got = show(&Value::from(other));
-            return Err(ApiError::invalid(mode_name.clone(), format!("{mode_name} must be auto or required, got {got}")));
+            return Err(ApiError::invalid(
+                mode_name.clone(),
+                format!("{mode_name} must be auto or required, got {got}"),
+            ));
         }
     };
     let path = allowed.name_of("tools");
@@ -159,7 +162,8 @@ mod tests {
         check_choice(&json!("none"), &ToolChoice::None, &["f", "g"]);
         check_choice(&json!("required"), &ToolChoice::Required, &["f", "g"]);
         check_choice(&tool("g"), &ToolChoice::Named("g".to_owned()), &["f", "g"]);
-        let allowed = |mode: &str| json!({ "type": "allowed_tools", "allowed_tools": { "mode": mode, "tools": [tool("g")] } });
+        let allowed =
+            |mode: &str| json!({ "type": "allowed_tools", "allowed_tools": { "mode": mode, "tools": [tool("g")] } });
         check_choice(&allowed("auto"), &ToolChoice::Auto, &["g"]);
         check_choice(&allowed("required"), &ToolChoice::Required, &["g"]);
     }
