@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use taper_engine::SamplingParams;
@@ -18,6 +19,9 @@ use crate::limits::{MAX_CHOICES, MAX_PROMPT_DETAIL_BYTES, MAX_SALT_BYTES, MAX_ST
 use crate::state::{Served, ServerState};
 use crate::token_fields::{bad_words, logit_bias, token_ids};
 use crate::token_json::Details;
+
+/// How long it is looked for which part of a form is at fault.
+const MAX_SEARCH: Duration = Duration::from_secs(5);
 
 /// What a request asks for, whatever its prompt looks like.
 pub(crate) struct Parameters {
@@ -184,9 +188,10 @@ pub(crate) fn priority(fields: &mut Fields) -> Result<i32, ApiError> {
     Ok(fields.integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?.map_or(0, |priority| priority as i32))
 }
 
-/// The first part of a form that cannot be compiled by itself.
+/// The first part of a form that cannot be compiled by itself, if it is found soon.
 fn culprit(grammars: &GrammarCompiler, parts: &[FormPart]) -> Option<(String, GrammarError)> {
-    parts.iter().find_map(|part| match grammars.compile(&part.spec, &[]) {
+    let begin = Instant::now();
+    parts.iter().take_while(|_| begin.elapsed() < MAX_SEARCH).find_map(|part| match grammars.compile(&part.spec, &[]) {
         Err(error @ (GrammarError::Invalid { .. } | GrammarError::TooSlow { .. })) => Some((part.field.clone(), error)),
         _ => None,
     })

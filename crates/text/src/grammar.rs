@@ -25,6 +25,8 @@ mod vocabulary;
 
 use serde_json::Value;
 
+use json_bounds::JsonPosition;
+
 pub use answer::{AnswerGrammar, AnswerTool, Calls};
 pub use bit_mask::BitMask;
 pub use compiler::GrammarCompiler;
@@ -67,12 +69,12 @@ impl GrammarSpec {
         }
     }
 
-    /// Whether all that it allows is JSON.
-    fn is_json(&self) -> bool {
+    /// Where a text stands at its beginning, if all that it allows is JSON.
+    fn json_start(&self) -> Option<JsonPosition> {
         match self {
-            GrammarSpec::JsonObject | GrammarSpec::JsonSchema(_) => true,
-            GrammarSpec::Answer(answer) => answer.is_json(),
-            _ => false,
+            GrammarSpec::JsonObject | GrammarSpec::JsonSchema(_) => Some(JsonPosition::default()),
+            GrammarSpec::Answer(answer) => answer.json_start(),
+            _ => None,
         }
     }
 

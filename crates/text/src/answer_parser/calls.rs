@@ -182,7 +182,7 @@ impl Region {
 
     fn object(&mut self, buffer: &str, start: usize, tools: &ToolSyntax) -> Look {
         if tools.is_certain
-            && let Some((name, arguments)) = certain_head(&buffer[start..], tools.format)
+            && let Some((name, arguments)) = certain_head(&buffer[start..], tools)
         {
             return self.begin(name, start + arguments, true);
         }
@@ -308,11 +308,15 @@ fn scan_on(buffer: &str, at: &mut usize, scan: &mut JsonScan) -> Scanned {
 }
 
 /// The name and the place of the arguments, if the object begins as grammars write it.
-fn certain_head(object: &str, format: ToolFormat) -> Option<(String, usize)> {
+fn certain_head(object: &str, tools: &ToolSyntax) -> Option<(String, usize)> {
+    let key = tools.format.arguments_key();
     let rest = object.strip_prefix("{\"name\": \"")?;
     let name_len = rest.find('"').filter(|&len| rest[..len].chars().all(is_of_name))?;
-    let behind = rest[name_len..].strip_prefix("\", \"")?.strip_prefix(format.arguments_key())?.strip_prefix("\": ")?;
-    behind.starts_with('{').then(|| (rest[..name_len].to_owned(), object.len() - behind.len()))
+    let behind = rest[name_len..].strip_prefix("\", \"")?.strip_prefix(key)?.strip_prefix("\": ")?;
+    let name = &rest[..name_len];
+    // Text of another form may look alike where calls have no marks.
+    let is_call = behind.starts_with('{') && tools.names.iter().any(|known| known == name);
+    is_call.then(|| (name.to_owned(), object.len() - behind.len()))
 }
 
 /// The call that an object stands for; the object begins at `start`.

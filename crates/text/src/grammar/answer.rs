@@ -7,6 +7,7 @@
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::Value;
 
+use super::json_bounds::JsonPosition;
 use super::{GrammarError, GrammarSpec, lark, schema};
 use crate::{ReasoningMarks, ReasoningStart, Tokenizer, ToolFormat};
 
@@ -52,14 +53,13 @@ impl AnswerGrammar {
         }
     }
 
-    /// Whether everything in the answer is JSON, but for marks.
-    pub(super) fn is_json(&self) -> bool {
-        let has_thoughts = self.reasoning.is_some_and(|(_, start)| start != ReasoningStart::Over);
-        let has_text = match &self.content {
-            Some(content) => !content.is_json(),
-            None => self.calls.as_ref().is_none_or(|calls| !calls.required),
+    /// Where the answer stands at its beginning, if everything in it is JSON but for thoughts and marks.
+    pub(super) fn json_start(&self) -> Option<JsonPosition> {
+        let is_json = match &self.content {
+            Some(content) => content.json_start().is_some(),
+            None => self.calls.as_ref().is_some_and(|calls| calls.required),
         };
-        !has_thoughts && !has_text
+        is_json.then(|| JsonPosition::before(self.reasoning))
     }
 
     /// All JSON schemas in it.
@@ -71,11 +71,14 @@ impl AnswerGrammar {
     /// A text that no other has.
     pub(super) fn key(&self, content_key: impl Fn(&GrammarSpec) -> String) -> String {
         let calls = self.calls.as_ref().map(|calls| {
+            // Neither names nor JSON have ends of lines.
             let tools: Vec<String> =
-                calls.tools.iter().map(|tool| format!("{} {}", tool.name, tool.parameters)).collect();
-            format!("{:?} {} {} {tools:?}", calls.format, calls.required, calls.parallel)
+                calls.tools.iter().map(|tool| format!("{} {}\n", tool.name, tool.parameters)).collect();
+            format!("{:?} {} {} {}", calls.format, calls.required, calls.parallel, tools.concat())
         });
-        format!("{:?} {calls:?} {:?}", self.reasoning, self.content.as_deref().map(content_key))
+        let content = self.content.as_deref().map(content_key);
+        let (calls, content) = (calls.unwrap_or_default(), content.unwrap_or_default());
+        format!("{:?} {calls}\n{content}", self.reasoning)
     }
 
     /// The grammar in the library's terms, and the control tokens that it names. `blank_first`: the answer begins a stretch of

@@ -223,7 +223,7 @@ fn build(spec: &GrammarSpec, blank_first: bool, vocabulary: &GrammarVocabulary) 
     if let Some(error) = matcher.get_error() {
         return Err(invalid(&error));
     }
-    let grammar = Grammar::new(matcher, Arc::clone(&vocabulary.sets), named, spec.is_json());
+    let grammar = Grammar::new(matcher, Arc::clone(&vocabulary.sets), named, spec.json_start());
     // A grammar that cannot take its first step is the client's mistake now, and a failed answer later.
     match rehearsal::rehearse(&grammar) {
         Ok(rehearsed) => Ok(rehearsed.unwrap_or(grammar)),

@@ -7,7 +7,7 @@
 //! bounds as limits that readers of JSON have (sections 6 and 9).
 
 use super::BitMask;
-use crate::Tokenizer;
+use crate::{ReasoningMarks, ReasoningStart, Tokenizer};
 
 /// Digits of a number without its exponent. A 64-bit integer has 20, the shortest form of a double 17 and up to six zeros
 /// before them; more than these no double holds.
@@ -71,9 +71,29 @@ enum Part {
         digits: u8,
         value: u16,
     },
+    /// Where thoughts may stand before the JSON text; so many bytes of their first mark were seen.
+    Start {
+        marks: ReasoningMarks,
+        matched: u8,
+    },
+    /// In thoughts; the text ends with so many bytes of their last mark.
+    Thoughts {
+        end: &'static str,
+        matched: u8,
+    },
 }
 
 impl JsonPosition {
+    /// At the beginning of an answer whose JSON text stands behind thoughts.
+    pub(super) fn before(reasoning: Option<(ReasoningMarks, ReasoningStart)>) -> JsonPosition {
+        let part = match reasoning {
+            None | Some((_, ReasoningStart::Over)) => Part::Between,
+            Some((marks, ReasoningStart::Possible)) => Part::Start { marks, matched: 0 },
+            Some((marks, ReasoningStart::Open)) => Part::Thoughts { end: marks.end, matched: 0 },
+        };
+        JsonPosition { depth: 0, part }
+    }
+
     /// Takes the tokens beyond a bound out of a mask, unless nothing would be left. `growing` is of the mask's vocabulary.
     pub(super) fn narrow(self, mask: &mut BitMask, growing: &GrowingTokens, tokenizer: &Tokenizer) {
         if !self.is_near_bound(growing) {
@@ -111,6 +131,27 @@ impl JsonPosition {
 
     fn step(&mut self, byte: u8) -> bool {
         self.part = match (self.part, byte) {
+            (Part::Start { marks, matched }, _) => {
+                let start = marks.start.as_bytes();
+                let seen = usize::from(matched);
+                if start[seen] != byte {
+                    // There are no thoughts, and what looked like their mark is JSON.
+                    self.part = Part::Between;
+                    let is_beyond = self.advance(&start[..seen]);
+                    return self.step(byte) || is_beyond;
+                }
+                if seen + 1 == start.len() {
+                    Part::Thoughts { end: marks.end, matched: 0 }
+                } else {
+                    Part::Start { marks, matched: matched + 1 }
+                }
+            }
+            (Part::Thoughts { end, matched }, _) => {
+                let mark = end.as_bytes();
+                // The first byte of a mark occurs nowhere else in it.
+                let matched = if mark[usize::from(matched)] == byte { matched + 1 } else { u8::from(mark[0] == byte) };
+                if usize::from(matched) == mark.len() { Part::Between } else { Part::Thoughts { end, matched } }
+            }
             (Part::Escape, _) => Part::String,
             (Part::String, b'\\') => Part::Escape,
             (Part::String, b'"') => Part::Between,
@@ -183,6 +224,28 @@ mod tests {
         }
         assert!({ position }.advance(b"\"a\\\\\": ["));
         assert!({ position }.advance(format!("\"a\", {zeros}").as_bytes()));
+    }
+
+    #[test]
+    fn thoughts_have_no_bounds_and_the_text_behind_them_has() {
+        for marks in
+            [ReasoningMarks { start: "<think>", end: "</think>" }, ReasoningMarks { start: "[THINK]", end: "[/THINK]" }]
+        {
+            let thoughts = format!("{}\"{}<<{}", "0".repeat(50), "[".repeat(50), marks.end);
+            let json = format!(" {{\"a\": {}", "1".repeat(24));
+            for (start, text) in [
+                (ReasoningStart::Open, format!("{thoughts}{json}")),
+                (ReasoningStart::Possible, format!("{}{thoughts}{json}", marks.start)),
+                (ReasoningStart::Possible, json.clone()),
+                (ReasoningStart::Over, json.clone()),
+            ] {
+                let position = JsonPosition::before(Some((marks, start)));
+                assert!(!{ position }.advance(text.as_bytes()), "{text}");
+                assert!(position.behind(text.as_bytes()).advance(b"1"), "{text}");
+            }
+            let deep = JsonPosition::before(Some((marks, ReasoningStart::Possible))).behind("[".repeat(32).as_bytes());
+            assert!({ deep }.advance(b"["), "a bracket that could have begun a mark counts");
+        }
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub struct Grammar {
     sets: Arc<TokenSets>,
     /// Control tokens that the grammar names; it reaches no others.
     named: Arc<[u32]>,
-    /// Of a grammar of JSON, where the text stands behind each accepted token of text.
+    /// Of a grammar of JSON, where the text stands at its beginning and behind each accepted token of text.
     positions: Option<Vec<JsonPosition>>,
     /// Accepted tokens of text.
     num_text: usize,
@@ -37,9 +37,9 @@ impl Clone for Grammar {
 }
 
 impl Grammar {
-    /// At its beginning. Masks of a grammar of JSON keep to the bounds of the module `json_bounds`.
-    pub(super) fn new(matcher: Matcher, sets: Arc<TokenSets>, named: Vec<u32>, is_json: bool) -> Grammar {
-        let positions = is_json.then(Vec::new);
+    /// At its beginning. Masks of a grammar of JSON, which begins at `start`, keep to the bounds of the module `json_bounds`.
+    pub(super) fn new(matcher: Matcher, sets: Arc<TokenSets>, named: Vec<u32>, start: Option<JsonPosition>) -> Grammar {
+        let positions = start.map(|start| vec![start]);
         Grammar { matcher: Box::new(matcher), sets, named: named.into(), positions, num_text: 0, num_ends: 0 }
     }
 
@@ -112,7 +112,7 @@ impl Grammar {
         self.num_ends -= num_ends;
         self.num_text -= num - num_ends;
         if let Some(positions) = &mut self.positions {
-            positions.truncate(self.num_text);
+            positions.truncate(1 + self.num_text);
         }
         Ok(())
     }
