@@ -7,7 +7,7 @@ mod server;
 mod support;
 
 use serde_json::{Value, json};
-use server::Server;
+use server::{Server, post};
 
 /// Pairs of texts of one meaning, in other words.
 const PAIRS: [[&str; 2]; 4] = [
@@ -64,11 +64,11 @@ fn a_vector_has_the_same_bits_alone_and_in_company() {
     for pooling in ["mean", "last"] {
         let ask =
             |input: Value| embed(&server, &json!({ "input": input, "pooling": pooling, "encoding_format": "base64" }));
-        let url = &server.url;
         let together = std::thread::scope(|scope| {
+            let url = &server.url;
             let company = scope.spawn(move || {
                 let body = json!({ "prompt": "Once upon a time", "max_tokens": 64, "ignore_eos": true });
-                support::server::post(url, "/v1/completions", &body).0
+                post(url, "/v1/completions", &body).0
             });
             let together = ask(json!(texts));
             assert_eq!(company.join().unwrap(), 200);
