@@ -166,7 +166,7 @@ fn every_variable_of_the_container_exists() {
         named.filter(|name| !["TAPER_", "TAPER_CUDA_ARCHS", "TAPER_CACHE"].contains(name)).collect();
     assert!(named.len() >= 5, "{named:?}");
     for name in named {
-        assert!(help.contains(&format!("[env: {name}=")), "{name}");
+        assert!(help.contains(&format!("[env: {name}")), "{name}");
     }
 }
 

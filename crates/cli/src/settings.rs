@@ -37,7 +37,7 @@ pub(crate) fn parse() -> Result<(Cli, Settings)> {
 }
 
 fn parse_from(arguments: &[OsString]) -> Result<(Cli, Settings)> {
-    let mut command = Cli::command();
+    let mut command = command();
     let mut matches = command.clone().try_get_matches_from(arguments)?;
     RemoteArgs::check(&matches)?;
     let mut cli = Cli::from_arg_matches(&matches)?;
@@ -52,6 +52,18 @@ fn parse_from(arguments: &[OsString]) -> Result<(Cli, Settings)> {
         file = Some(File { path, settings });
     }
     Ok((cli, Settings { command, matches, file }))
+}
+
+/// The command line, in which every setting has a variable: TAPER_ and its name, where it says no other.
+fn command() -> clap::Command {
+    let with_variable = |arg: Arg| match long(&arg) {
+        Some(name) if arg.get_env().is_none() && !NO_SETTINGS.contains(&name) => {
+            let variable = format!("TAPER_{}", name.replace('-', "_").to_uppercase());
+            arg.env(variable)
+        }
+        _ => arg,
+    };
+    Cli::command().mut_subcommand(COMMAND, |serve| serve.mut_args(with_variable))
 }
 
 /// Where all settings come from.
@@ -88,11 +100,15 @@ fn kind(arg: &Arg) -> Kind {
     }
     let parsed = arg.get_value_parser().type_id();
     let numbers = [
+        TypeId::of::<u8>(),
         TypeId::of::<u16>(),
         TypeId::of::<u32>(),
         TypeId::of::<u64>(),
         TypeId::of::<usize>(),
+        TypeId::of::<i32>(),
+        TypeId::of::<i64>(),
         TypeId::of::<f32>(),
+        TypeId::of::<f64>(),
         TypeId::of::<Duration>(),
     ];
     if numbers.iter().any(|number| parsed == *number) { Kind::Number } else { Kind::Text }
@@ -362,14 +378,18 @@ mod tests {
         let (_, again) = parsed(&text, "").unwrap();
         let values = |text: &str| -> Vec<String> {
             let lines = text.lines().filter(|line| !line.starts_with('#'));
-            lines.map(|line| line.rsplit_once("  #").map_or(line, |(value, _)| value).to_owned()).collect()
+            let mut values: Vec<String> =
+                lines.map(|line| line.rsplit_once("  #").map_or(line, |(value, _)| value).to_owned()).collect();
+            // The arguments that a file sets come last.
+            values.sort();
+            values
         };
         assert_eq!(values(&again.to_toml().unwrap()), values(&text));
     }
 
     #[test]
     fn every_setting_has_a_variable_of_its_name() {
-        for arg in settings_of(&Cli::command()).filter(|arg| !arg.is_hide_set()) {
+        for arg in settings_of(&command()).filter(|arg| !arg.is_hide_set()) {
             let name = long(arg).unwrap_or_default();
             let expected = match name {
                 "log-level" => "TAPER_LOG".to_owned(),

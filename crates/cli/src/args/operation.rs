@@ -198,7 +198,7 @@ mod tests {
             ("--rate-limit 10", "--rate-limit"),
             ("--max-body-size 1GiB", "--max-body-size"),
             ("--max-header-size 1MiB", "--max-header-size"),
-            ("--drain-delay -1", "--drain-delay"),
+            ("--drain-delay=-1", "--drain-delay"),
             ("--unix-socket s --port 80", "--port"),
         ] {
             assert!(refusal(flags).contains(part), "{flags}: {}", refusal(flags));
