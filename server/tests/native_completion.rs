@@ -292,7 +292,7 @@ async fn what_is_not_there_is_refused_by_name_and_off_values_are_accepted() {
         assert_eq!(ask(&state(), json!({ field: value })).await.error()["code"], "unsupported_parameter");
     }
     check_refused(json!({ "repeat_last_n": 64, "repeat_penalty": 1.1 }), "repeat_last_n", "whole text").await;
-    let off = json!({
+    let off = r#"{
         "mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1, "dry_multiplier": 0.0, "dry_base": 1.75,
         "dry_allowed_length": 2, "dry_penalty_last_n": -1, "dry_sequence_breakers": ["\n"], "xtc_probability": 0.0,
         "xtc_threshold": 0.1, "dynatemp_range": 0.0, "dynatemp_exponent": 1.0, "top_n_sigma": -1.0, "min_keep": 0,
@@ -300,8 +300,9 @@ async fn what_is_not_there_is_refused_by_name_and_off_values_are_accepted() {
         "n_discard": 0, "repeat_last_n": 64, "repeat_penalty": 1.0, "seed": -1, "cache_prompt": true, "id_slot": -1,
         "timings_per_token": false, "adaptive_target": -1.0, "adaptive_decay": 0.9, "lora": [], "t_max_predict_ms": 0,
         "typical_p": 1.0, "n_probs": 0, "n_predict": -1, "n_cmpl": 1, "stop": [], "logit_bias": [], "grammar": "",
-        "sse_ping_interval": 30, "image_data": [], "return_tokens": false, "ignore_eos": false, "samplers": null,
-    });
+        "sse_ping_interval": 30, "image_data": [], "return_tokens": false, "ignore_eos": false, "samplers": null
+    }"#;
+    let off = serde_json::from_str(off).unwrap();
     let answer = ask(&state(), off).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
     assert!(answer.headers.get("x-taper-ignored-fields").is_none());

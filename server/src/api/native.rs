@@ -4,7 +4,6 @@
 //! server has not (mirostat, DRY, XTC, dynamic temperature, probabilities after sampling) is refused by name unless it is off.
 //! Samplers apply in this server's order, so `samplers` must name them in that order; those it leaves out are off.
 
-use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -15,7 +14,7 @@ use taper_engine::SamplingParams;
 use crate::api;
 use crate::errors::ApiError;
 use crate::generation::Generation;
-use crate::reply;
+use crate::reply::{self, Reply};
 use crate::state::ServerState;
 
 mod request;
@@ -39,16 +38,15 @@ pub(crate) async fn completion(
     let native = Native::new(&served, &request);
     let generation = Generation::start(&served, request.prompts, &request.parameters, "prompt", (active, time_limit))?;
     let running = Running::new(native, generation, request.predict_limit);
-    let mut response = if request.parameters.stream {
-        stream::respond(running, state.timeouts().keep_alive).await?
-    } else {
-        let native = running.collect().await?;
-        let mut answers = state.work().write(move || native.finals()).await?;
-        let answer = if answers.len() == 1 { answers.remove(0) } else { Value::Array(answers) };
-        Json(answer).into_response()
-    };
-    reply::report_ignored(&mut response, &request.ignored);
-    Ok(response)
+    if request.parameters.stream {
+        let mut response = stream::respond(running, state.timeouts().keep_alive).await?;
+        reply::report_ignored(&mut response, &request.ignored);
+        return Ok(response);
+    }
+    let native = running.collect().await?;
+    let is_large = native.num_choices() > 1 || request.parameters.sampling.logprobs.is_some();
+    let text = if is_large { state.work().write(move || native.write()).await? } else { native.write() };
+    Ok(Reply { text, ignored: request.ignored }.into_response())
 }
 
 /// What `generation_settings` are where a request says nothing; `/props` tells.

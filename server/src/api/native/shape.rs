@@ -162,19 +162,34 @@ impl Native {
         object
     }
 
-    /// Whole answers, one for each choice.
-    pub(super) fn finals(&self) -> Vec<Value> {
-        let whole = |choice: usize| {
-            let piece = &self.choices[choice].piece;
-            let mut body = self.last_word(choice);
-            body["content"] = piece.text.as_str().into();
-            if self.returns_tokens {
-                body["tokens"] = json!(piece.tokens);
+    /// The whole answer: an object, or an array of them where there are several choices. One after another, because as a value
+    /// it takes many times the memory.
+    pub(super) fn write(&self) -> String {
+        let mut texts = (0..self.choices.len()).map(|choice| self.whole(choice).to_string());
+        if self.choices.len() == 1 {
+            return texts.next().unwrap_or_default();
+        }
+        let mut text = "[".to_owned();
+        for one in texts {
+            if text.len() > 1 {
+                text.push(',');
             }
-            self.add_probabilities(&mut body, &piece.logprobs);
-            body
-        };
-        (0..self.choices.len()).map(whole).collect()
+            text.push_str(&one);
+        }
+        text.push(']');
+        text
+    }
+
+    /// A choice with its text.
+    fn whole(&self, choice: usize) -> Value {
+        let piece = &self.choices[choice].piece;
+        let mut body = self.last_word(choice);
+        body["content"] = piece.text.as_str().into();
+        if self.returns_tokens {
+            body["tokens"] = json!(piece.tokens);
+        }
+        self.add_probabilities(&mut body, &piece.logprobs);
+        body
     }
 
     /// The last part of a choice's stream: all but its text, which the parts before had.
