@@ -54,7 +54,7 @@ class Browser:
 
     def _begin(self, chromium):
         for line in self._driver.stdout:
-            if found := re.search(r"on port (\d+)", line):
+            if found := re.search(r"started successfully on port (\d+)", line):
                 break
         else:
             raise RuntimeError("chromedriver did not start")
