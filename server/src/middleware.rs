@@ -28,7 +28,8 @@ pub(crate) async fn identify(request: Request, next: Next) -> Response {
     let ms = begun.elapsed().as_secs_f64() * 1e3;
     let status = response.status();
     // What pages, scrapers and load balancers ask for every second would bury the rest.
-    let is_routine = method == Method::GET && !path.starts_with("/v1/") && !status.is_client_error() && !status.is_server_error();
+    let is_routine =
+        method == Method::GET && !path.starts_with("/v1/") && !status.is_client_error() && !status.is_server_error();
     span.in_scope(|| match is_routine {
         true => tracing::debug!(%method, path, status = status.as_u16(), ms, "responded"),
         false => tracing::info!(%method, path, status = status.as_u16(), ms, "responded"),

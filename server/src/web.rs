@@ -69,9 +69,9 @@ static FILES: [File; 25] = files![
 
 /// `/` and `/web/...`.
 pub(crate) fn routes() -> Router<ServerState> {
-    FILES.iter().fold(serve(Router::new(), "/", &PAGE), |router, file| {
-        serve(router, &format!("/web/{}", file.name), file)
-    })
+    FILES
+        .iter()
+        .fold(serve(Router::new(), "/", &PAGE), |router, file| serve(router, &format!("/web/{}", file.name), file))
 }
 
 fn serve(router: Router<ServerState>, path: &str, file: &'static File) -> Router<ServerState> {

@@ -166,7 +166,10 @@ fn there_is_no_script_style_or_handler_that_the_policy_would_forbid() {
     for tag in html.split('<').skip(1) {
         let (tag, content) = tag.split_once('>').unwrap();
         assert!(!tag.starts_with("style"), "<{tag}>");
-        assert!(!tag.starts_with("script") || (tag.contains(" src=\"") && content.trim().is_empty()), "<{tag}>{content}");
+        assert!(
+            !tag.starts_with("script") || (tag.contains(" src=\"") && content.trim().is_empty()),
+            "<{tag}>{content}"
+        );
         for attribute in tag.split_whitespace().skip(1) {
             assert!(!attribute.starts_with("style=") && !attribute.starts_with("on"), "<{tag}>");
         }
@@ -177,8 +180,15 @@ fn there_is_no_script_style_or_handler_that_the_policy_would_forbid() {
             let found = text.matches(elsewhere).count() - if elsewhere == "http://" { namespaces } else { 0 };
             assert_eq!(found, 0, "{name} names {elsewhere}");
         }
-        for forbidden in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "setAttribute(\"style\""]
-        {
+        for forbidden in [
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "new Function",
+            "setAttribute(\"style\"",
+        ] {
             assert!(!text.contains(forbidden), "{name} has {forbidden}");
         }
     }

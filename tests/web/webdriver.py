@@ -141,19 +141,20 @@ class Browser:
         return self.run("return [...document.querySelectorAll(arguments[0])].map((element) => element.innerText.trim())", css)
 
     def is_shown(self, css):
-        return self.run("return Boolean(document.querySelector(arguments[0])?.checkVisibility())", css)
+        return self.run("return Boolean(document.querySelector(arguments[0])?.checkVisibility({ visibilityProperty: true }))", css)
 
     def until(self, what, condition):
         """Waits until a condition holds; what it gave."""
         deadline = time.monotonic() + PATIENCE
+        reason = ""
         while True:
             try:
                 if found := condition():
                     return found
-            except Gone:
-                pass
+            except Gone as gone:
+                reason = f" ({str(gone).splitlines()[0]})"
             if time.monotonic() > deadline:
-                raise AssertionError(f"still not so: {what}; the page shows {self.texts('body')}")
+                raise AssertionError(f"still not so: {what}{reason}; the page shows {self.texts('body')}")
             time.sleep(0.02)
 
     def until_text(self, css, text):
