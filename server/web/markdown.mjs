@@ -37,6 +37,8 @@ const ALLOWED = {
     ..."table tbody td th thead tr ul".split(" "),
   ],
   ALLOWED_ATTR: ["align", "data-language", "href", "start", "title"],
+  // Their values are no addresses, and are not held to what those may be.
+  ADD_URI_SAFE_ATTR: ["align", "data-language", "start"],
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
   ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,

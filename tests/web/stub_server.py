@@ -71,6 +71,7 @@ class Stub:
         self.authorizations = []
         self.left = threading.Event()
         self.go_on = threading.Event()
+        self.is_ended = False
         self.is_loading = False
         self.has_metrics = True
         self.key = None
@@ -84,6 +85,8 @@ class Stub:
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._server.daemon_threads = True
+        # A browser that leaves is no fault of ours.
+        self._server.handle_error = lambda *_: None
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"
 
     def start(self):
@@ -94,6 +97,7 @@ class Stub:
         self._server.serve_forever()
 
     def stop(self):
+        self.is_ended = True
         self._server.shutdown()
         self._server.server_close()
 
@@ -158,6 +162,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         pass
+
+    def parse_request(self):
+        # Threads outlive the listening socket as long as their connections do.
+        self.close_connection = True
+        return not self.server_stub.is_ended and super().parse_request()
 
     def send(self, status, kind, body, headers=()):
         self.send_response(status)

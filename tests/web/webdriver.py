@@ -54,7 +54,7 @@ class Browser:
 
     def _begin(self, chromium):
         for line in self._driver.stdout:
-            if found := re.search(r"on port (\d+)", line):
+            if found := re.search(r"started successfully on port (\d+)", line):
                 break
         else:
             raise RuntimeError("chromedriver did not start")
@@ -141,19 +141,20 @@ class Browser:
         return self.run("return [...document.querySelectorAll(arguments[0])].map((element) => element.innerText.trim())", css)
 
     def is_shown(self, css):
-        return self.run("return Boolean(document.querySelector(arguments[0])?.checkVisibility())", css)
+        return self.run("return Boolean(document.querySelector(arguments[0])?.checkVisibility({ visibilityProperty: true }))", css)
 
     def until(self, what, condition):
         """Waits until a condition holds; what it gave."""
         deadline = time.monotonic() + PATIENCE
+        reason = ""
         while True:
             try:
                 if found := condition():
                     return found
-            except Gone:
-                pass
+            except Gone as gone:
+                reason = f" ({str(gone).splitlines()[0]})"
             if time.monotonic() > deadline:
-                raise AssertionError(f"still not so: {what}; the page shows {self.texts('body')}")
+                raise AssertionError(f"still not so: {what}{reason}; the page shows {self.texts('body')}")
             time.sleep(0.02)
 
     def until_text(self, css, text):
