@@ -35,7 +35,7 @@ const RESERVED_VARIABLES: &[&str] =
     &["messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "raise_exception", "strftime_now"];
 
 /// How hard a model may think, in OpenAI's words.
-const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh"];
+pub(crate) const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh"];
 
 struct Prepared {
     parameters: Parameters,

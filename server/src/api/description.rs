@@ -68,7 +68,7 @@ const EVENTS: &str = "text/event-stream";
 
 /// Schemas that several others refer to, by name.
 fn components() -> Map<String, Value> {
-    let groups = [schema::components(), generation::components(), native::components()];
+    let groups = [schema::components(), generation::components(), native::components(), embeddings::components()];
     groups.into_iter().flatten().map(|(name, schema)| (name.to_owned(), schema)).collect()
 }
 

@@ -1,6 +1,6 @@
 //! Vectors of texts.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::Operation;
 use super::generation::model;
@@ -9,12 +9,20 @@ use crate::limits::MAX_INPUTS;
 
 /// POST /v1/embeddings.
 pub(crate) fn embeddings() -> Operation {
+    Operation::post("embeddings", "A vector for each input", reference("EmbeddingRequest"), reference("Embeddings"))
+}
+
+pub(super) fn components() -> Vec<Named> {
+    vec![("EmbeddingRequest", request()), ("Embeddings", answer())]
+}
+
+fn request() -> Value {
     let most = MAX_INPUTS;
     let input = any_of(
         vec![string(""), strings(""), ids(""), array(ids(""), "")],
         &format!("A text, token ids, or up to {most} of either."),
     );
-    let request = object(
+    object(
         vec![
             model(),
             ("input", input),
@@ -33,17 +41,25 @@ pub(crate) fn embeddings() -> Operation {
             ("add_special_tokens", boolean("What the model's file wants around a text; true where nothing is said.")),
             ("priority", integer("Lower is served earlier.")),
             ("cache_salt", string("Prefixes are shared only under the same one.")),
+            ("messages", array(map(""), "Not supported.")),
+            ("embed_dtype", one_of(&["float32"], "")),
+            ("endianness", one_of(&["native", "little"], "")),
+            ("truncation_side", one_of(&["left"], "")),
+            ("use_activation", json!({ "description": "Not supported." })),
+            ("embd_normalize", json!({ "description": "Not supported; see normalize." })),
         ],
         &["input"],
-    );
+    )
+}
+
+fn answer() -> Value {
     let vector = any_of(vec![array(number(""), ""), string("")], "Numbers, or their base64.");
     let item = all(vec![("object", json!({ "const": "embedding" })), ("index", integer("")), ("embedding", vector)]);
     let usage = all(vec![("prompt_tokens", integer("")), ("total_tokens", integer(""))]);
-    let answer = all(vec![
+    all(vec![
         ("object", json!({ "const": "list" })),
         ("data", array(item, "In the order of the inputs.")),
         ("model", string("")),
         ("usage", usage),
-    ]);
-    Operation::post("embeddings", "A vector for each input", request, answer)
+    ])
 }

@@ -8,6 +8,7 @@ use super::schema::{
     Named, all, any_of, array, boolean, ids, integer, integer_from, integer_in, map, nullable, number, number_in,
     object, one_of, optional, reference, reference_as, string, strings,
 };
+use crate::api::chat_completions::EFFORTS;
 use crate::limits::MAX_CHOICES;
 
 const TAG: &str = "generation";
@@ -31,6 +32,8 @@ pub(super) fn components() -> Vec<Named> {
     vec![
         ("ChatRequest", chat_request()),
         ("Message", message()),
+        ("Tool", tool()),
+        ("ToolCall", tool_call()),
         ("ResponseFormat", response_format()),
         ("StructuredOutputs", structured_outputs()),
         ("ChatCompletion", chat_completion()),
@@ -167,27 +170,90 @@ pub(super) fn template_variables() -> Named {
     ("chat_template_kwargs", map("Variables for the chat template, such as {\"enable_thinking\": false}."))
 }
 
+/// What the model may call, what it may know of the conversation besides, and what of its thoughts is told.
+pub(super) fn conversation_fields() -> Vec<Named> {
+    vec![
+        messages(),
+        ("tools", array(reference("Tool"), "What the model may call.")),
+        ("tool_choice", tool_choice()),
+        ("parallel_tool_calls", boolean("Whether an answer may have several calls; true where nothing is said.")),
+        ("include_reasoning", boolean("Whether the model's thoughts are told; true where nothing is said.")),
+        (
+            "reasoning_format",
+            one_of(&["auto", "deepseek", "none"], "Where: in reasoning_content, or with none in the text."),
+        ),
+        ("reasoning_effort", one_of(EFFORTS, "How hard to think, where the chat template knows that.")),
+        template_variables(),
+    ]
+}
+
 fn message() -> Value {
     let part = all(vec![("type", one_of(&["text"], "")), ("text", string(""))]);
+    let function = object(
+        vec![
+            ("name", string("")),
+            ("arguments", any_of(vec![json!({ "type": "string" }), map("")], "As JSON, in a string or not.")),
+        ],
+        &["name"],
+    );
+    let call = object(
+        vec![("id", string("")), ("type", one_of(&["function"], "")), ("function", function)],
+        &["id", "function"],
+    );
     object(
         vec![
-            ("role", one_of(&["system", "developer", "user", "assistant"], "Who says it.")),
-            ("content", any_of(vec![json!({ "type": "string" }), array(part, "")], "What is said.")),
+            ("role", one_of(&["system", "developer", "user", "assistant", "tool"], "Who says it.")),
+            (
+                "content",
+                nullable(any_of(
+                    vec![json!({ "type": "string" }), array(part, "")],
+                    "What is said; only a message with calls may have none.",
+                )),
+            ),
             ("name", string("Which of several speakers of a role.")),
-            ("tool_calls", array(map(""), "Not supported: it must be empty.")),
+            ("tool_calls", array(call, "Of the assistant.")),
+            ("tool_call_id", string("Of the role tool: which call this answers.")),
+            ("reasoning_content", string("Of the assistant: what it thought.")),
+            ("reasoning", string("vLLM's newer name of reasoning_content.")),
             ("function_call", array(map(""), "Not supported: it must be empty.")),
         ],
-        &["role", "content"],
+        &["role"],
+    )
+}
+
+fn tool() -> Value {
+    let function = object(
+        vec![
+            ("name", string("1 to 64 letters, digits, _ and -.")),
+            ("description", string("What it is for.")),
+            ("parameters", map("The JSON schema of its arguments.")),
+            ("strict", boolean("Arguments always follow the schema.")),
+        ],
+        &["name"],
+    );
+    object(vec![("type", one_of(&["function"], "")), ("function", function)], &["type", "function"])
+}
+
+fn tool_choice() -> Value {
+    let named = || {
+        let function = object(vec![("name", string(""))], &["name"]);
+        object(vec![("type", one_of(&["function"], "")), ("function", function)], &["type", "function"])
+    };
+    let allowed = object(vec![("mode", one_of(&["auto", "required"], "")), ("tools", array(named(), ""))], &["tools"]);
+    let allowed =
+        object(vec![("type", one_of(&["allowed_tools"], "")), ("allowed_tools", allowed)], &["type", "allowed_tools"]);
+    any_of(
+        vec![one_of(&["none", "auto", "required"], ""), named(), allowed],
+        "Whether the model may call, must call, and what.",
     )
 }
 
 fn chat_request() -> Value {
-    let mut fields = vec![
-        messages(),
-        template_variables(),
+    let mut fields = conversation_fields();
+    fields.extend([
         ("logprobs", boolean("Tell the log-probability of each token.")),
         ("top_logprobs", integer_in(0, most_logprobs(), "And of this many most probable ones; needs logprobs.")),
-    ];
+    ]);
     fields.extend(shared_fields());
     object(fields, &["messages"])
 }
@@ -225,6 +291,15 @@ fn finish_reason() -> Value {
     one_of(&["stop", "length"], "Why it ended.")
 }
 
+fn chat_finish_reason() -> Value {
+    one_of(&["stop", "length", "tool_calls"], "Why it ended.")
+}
+
+fn tool_call() -> Value {
+    let function = all(vec![("name", string("")), ("arguments", string("JSON."))]);
+    all(vec![("id", string("")), ("type", json!({ "const": "function" })), ("function", function)])
+}
+
 /// What every answer and every chunk of one begins with.
 fn envelope(kind: &str) -> Vec<Named> {
     vec![
@@ -258,17 +333,22 @@ fn of_prompt() -> Vec<Named> {
 }
 
 fn chat_completion() -> Value {
-    let message = all(vec![
-        ("role", json!({ "const": "assistant" })),
-        ("content", string("The answer.")),
-        ("refusal", json!({ "type": "null" })),
-    ]);
+    let message = object(
+        vec![
+            ("role", json!({ "const": "assistant" })),
+            ("content", nullable(string("The answer; null where there are only calls."))),
+            ("refusal", json!({ "type": "null" })),
+            ("reasoning_content", string("What the model thought.")),
+            ("tool_calls", array(reference("ToolCall"), "What it calls.")),
+        ],
+        &["role", "content", "refusal"],
+    );
     let choice = object(
         vec![
             ("index", integer("Which answer.")),
             ("message", message),
             ("logprobs", nullable(reference("ChatLogprobs"))),
-            ("finish_reason", finish_reason()),
+            ("finish_reason", chat_finish_reason()),
             ("token_ids", ids("With return_token_ids.")),
         ],
         &["index", "message", "logprobs", "finish_reason"],
@@ -279,13 +359,28 @@ fn chat_completion() -> Value {
 }
 
 fn chat_chunk() -> Value {
-    let delta = optional(vec![("role", json!({ "const": "assistant" })), ("content", string("The next of the text."))]);
+    let function = optional(vec![("name", string("")), ("arguments", string("The next of the JSON."))]);
+    let call = object(
+        vec![
+            ("index", integer("Which call.")),
+            ("id", string("With its first part.")),
+            ("type", json!({ "const": "function" })),
+            ("function", function),
+        ],
+        &["index", "function"],
+    );
+    let delta = optional(vec![
+        ("role", json!({ "const": "assistant" })),
+        ("content", string("The next of the text.")),
+        ("reasoning_content", string("The next of the thoughts.")),
+        ("tool_calls", array(call, "The next of the calls.")),
+    ]);
     let choice = object(
         vec![
             ("index", integer("Which answer.")),
             ("delta", delta),
             ("logprobs", nullable(reference("ChatLogprobs"))),
-            ("finish_reason", nullable(finish_reason())),
+            ("finish_reason", nullable(chat_finish_reason())),
             ("token_ids", ids("With return_token_ids.")),
         ],
         &["index", "delta", "logprobs", "finish_reason"],

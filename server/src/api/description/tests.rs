@@ -6,7 +6,7 @@ use taper_engine::stub::{StubRunner, stub_limits};
 use taper_engine::{Engine, EngineConfig};
 
 use super::*;
-use crate::api::{chat_completions, completions, native, tokens};
+use crate::api::{chat_completions, completions, embeddings, native, tokens};
 use crate::errors::ApiError;
 use crate::fields::asked;
 use crate::state::{Served, ServedModel, ServerState};
@@ -19,7 +19,7 @@ fn served() -> (ServerState, Arc<Served>) {
     let checkpoint = taper_checkpoint::Checkpoint::open(file.path()).unwrap();
     let tokenizer = Arc::new(taper_text::Tokenizer::from_metadata(checkpoint.metadata()).unwrap());
     let template = taper_text::ChatTemplate::from_metadata(checkpoint.metadata()).unwrap();
-    let runner = StubRunner::new(stub_limits(tokenizer.vocab_size()), |_| 0);
+    let runner = StubRunner::new(stub_limits(tokenizer.vocab_size()), |_| 0).with_states(4, |_, _| {});
     let engine = Engine::start(Box::new(runner), tokenizer.clone(), EngineConfig::default());
     let state = ServerState::new();
     state.set_ready(ServedModel {
@@ -37,8 +37,18 @@ fn served() -> (ServerState, Arc<Served>) {
 }
 
 /// For each schema of a request: what reads it, and bodies that make it ask for every field there is.
-fn readers() -> [(&'static str, Read, Vec<Value>); 6] {
-    let message = json!({ "role": "user", "content": [{ "type": "text", "text": "hi" }] });
+fn readers() -> [(&'static str, Read, Vec<Value>); 7] {
+    let call = json!({ "id": "a", "type": "function", "function": { "name": "f", "arguments": "{}" } });
+    let messages = json!([
+        { "role": "user", "content": [{ "type": "text", "text": "hi" }] },
+        { "role": "assistant", "tool_calls": [call] },
+        { "role": "tool", "tool_call_id": "a", "content": "it is" },
+    ]);
+    let function = json!({ "name": "f", "parameters": {} });
+    let tools = json!([{ "type": "function", "function": function }]);
+    let named = json!({ "type": "function", "function": { "name": "f" } });
+    let allowed = json!({ "type": "allowed_tools", "allowed_tools": { "mode": "auto", "tools": [named] } });
+    let chat = |choice: &Value| json!({ "messages": messages, "tools": tools, "tool_choice": choice, "chat_template_kwargs": {}, "reasoning_effort": "medium" });
     let formats = json!({ "type": "json_schema", "json_schema": { "name": "n", "schema": {} } });
     let forms = [
         json!({ "response_format": formats, "stream_options": {} }),
@@ -57,7 +67,7 @@ fn readers() -> [(&'static str, Read, Vec<Value>); 6] {
         (
             "ChatRequest",
             |body, state, served| chat_completions::count_tokens(body, state, served).map(drop),
-            with(json!({ "messages": [message], "chat_template_kwargs": {} })),
+            [vec![chat(&named)], with(chat(&allowed))].concat(),
         ),
         (
             "CompletionRequest",
@@ -70,9 +80,14 @@ fn readers() -> [(&'static str, Read, Vec<Value>); 6] {
             [with(json!({ "prompt": "a" })), vec![json!({ "prompt": { "prompt_string": "a" } })]].concat(),
         ),
         (
+            "EmbeddingRequest",
+            |body, state, served| embeddings::prepare(body, state, served).map(drop),
+            vec![json!({ "input": "a" })],
+        ),
+        (
             "/tokenize",
             |body, state, served| tokens::read_tokenize(body, state, served).map(drop),
-            vec![json!({ "prompt": "a" }), json!({ "messages": [message] }), json!({ "content": "a" })],
+            vec![json!({ "prompt": "a" }), chat(&named), json!({ "content": "a" })],
         ),
         (
             "/detokenize",
@@ -82,7 +97,7 @@ fn readers() -> [(&'static str, Read, Vec<Value>); 6] {
         (
             "/apply-template",
             |body, state, served| tokens::read_apply_template(body, state, served).map(drop),
-            vec![json!({ "messages": [message] })],
+            vec![chat(&named)],
         ),
     ]
 }
@@ -181,11 +196,9 @@ fn no_two_operations_have_one_id_and_no_component_is_named_twice() {
     let ids: Vec<&Value> = operations.map(|operation| &operation["operationId"]).collect();
     let different: BTreeSet<String> = ids.iter().map(ToString::to_string).collect();
     assert_eq!(ids.len(), different.len());
-    let num_named = [schema::components(), generation::components(), super::native::components()]
-        .iter()
-        .map(Vec::len)
-        .sum::<usize>();
-    assert_eq!(components().len(), num_named);
+    let groups =
+        [schema::components(), generation::components(), super::native::components(), super::embeddings::components()];
+    assert_eq!(components().len(), groups.iter().map(Vec::len).sum::<usize>());
 }
 
 #[test]

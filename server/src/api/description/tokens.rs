@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::Operation;
-use super::generation::{messages, model, template_variables};
+use super::generation::{conversation_fields, model};
 use super::schema::{
     all, any_of, array, boolean, ids, integer, nullable, object, optional, reference, string, strings,
 };
@@ -12,10 +12,10 @@ const TAG: &str = "tokens";
 
 /// POST /tokenize.
 pub(crate) fn tokenize() -> Operation {
-    let request = optional(vec![
+    let mut fields = conversation_fields();
+    fields.extend([
         model(),
         ("prompt", string("vLLM's: a text.")),
-        messages(),
         (
             "content",
             any_of(
@@ -32,7 +32,6 @@ pub(crate) fn tokenize() -> Operation {
             "add_generation_prompt",
             boolean("With messages: end with the beginning of an answer; true where nothing is said."),
         ),
-        template_variables(),
         ("add_special", boolean("With content: BOS where the model wants it.")),
         (
             "parse_special",
@@ -40,6 +39,7 @@ pub(crate) fn tokenize() -> Operation {
         ),
         ("with_pieces", boolean("With content: tell the text of each token.")),
     ]);
+    let request = optional(fields);
     let vllms = all(vec![
         ("count", integer("How many tokens.")),
         ("max_model_len", integer("Tokens of the context.")),
@@ -75,7 +75,9 @@ pub(crate) fn detokenize() -> Operation {
 pub(crate) fn apply_template() -> Operation {
     let add_generation_prompt =
         ("add_generation_prompt", boolean("End with the beginning of an answer; true where nothing is said."));
-    let request = object(vec![model(), messages(), template_variables(), add_generation_prompt], &["messages"]);
+    let mut fields = conversation_fields();
+    fields.extend([model(), add_generation_prompt]);
+    let request = object(fields, &["messages"]);
     let answer = all(vec![("prompt", string("The conversation as the model would see it."))]);
     Operation::post(TAG, "A conversation, rendered with the model's chat template", request, answer)
 }
