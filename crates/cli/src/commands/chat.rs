@@ -9,6 +9,7 @@ mod editor;
 mod input;
 mod local;
 mod remote;
+mod roots;
 mod talker;
 
 use crate::args::ChatArgs;
