@@ -10,6 +10,7 @@ use crate::parameters::Parameters;
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use taper_text::ChatMessage;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -135,7 +136,7 @@ pub(super) struct Remote {
     model: String,
     roots: RootCerts,
     agent: Agent,
-    generator: Generator,
+    generator: Arc<Generator>,
 }
 
 impl Remote {
@@ -143,14 +144,14 @@ impl Remote {
     ///
     /// # Errors
     /// When the server cannot be reached, or has several.
-    pub(super) fn connect(server: Server, model: Option<String>) -> Result<Remote> {
+    pub(super) fn connect(server: Server, model: Option<String>, generator: Arc<Generator>) -> Result<Remote> {
         let roots = if server.base.starts_with("https") { root_certificates()? } else { RootCerts::WebPki };
         let agent = new_agent(&roots);
         let model = match model {
             Some(model) => model,
             None => only(server.models(&agent).context("cannot ask for the model; --model-name names one")?)?,
         };
-        Ok(Remote { server, model, roots, agent, generator: Generator::new()? })
+        Ok(Remote { server, model, roots, agent, generator })
     }
 }
 
