@@ -48,7 +48,7 @@ SCRIPTS = {
     "drain": Script("drain.py", None, {}),
     "anthropic_python": Script("anthropic_python.py", "anthropic", {"": [], "keyed": ["--api-key", KEY]}),
     "ollama_python": Script("ollama_python.py", "ollama"),
-    "lm_eval": Script("lm_eval.py", "lm_eval", seconds=3600, by_default=False),
+    "lm_eval": Script("lm_eval_harness.py", "lm_eval", seconds=3600, by_default=False),
     "schemathesis_api": Script("schemathesis_api.py", "schemathesis", {"": ["--ctx", "2048", "--request-timeout", "20"]}, seconds=3600),
     "llm_comply": Script("llm_comply.py", "compliance"),
     "monitoring": Script("monitoring.py"),
