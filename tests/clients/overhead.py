@@ -8,12 +8,11 @@ which has the machine for itself while the server is idle. Speculation is off on
 """
 import http.client
 import json
-import re
 import statistics
 import subprocess
 import time
 
-from checks import Failed, check, expect, main, place
+from checks import check, equal, expect, main, place
 
 TOKENS = 128
 
@@ -21,23 +20,28 @@ TOKENS = 128
 def over_http(url, number):
     """Tokens per second between the first token and the last of a stream."""
     connection = http.client.HTTPConnection(*place(url), timeout=120)
-    body = {"prompt": f"Round {number}: once upon a time", "max_tokens": TOKENS + 1, "temperature": 0, "ignore_eos": True, "stream": True}
+    body = {"prompt": f"Round {number}: once upon a time", "max_tokens": TOKENS + 1, "temperature": 0, "ignore_eos": True, "stream": True,
+            "stream_options": {"include_usage": True}}
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    times = [time.perf_counter() for line in connection.getresponse() if line.startswith(b"data: {")]
+    times, tokens = [], 0
+    for line in connection.getresponse():
+        if line.startswith(b"data: {"):
+            now, event = time.perf_counter(), json.loads(line[6:])
+            tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+            if event["choices"] and event["choices"][0]["text"]:
+                times.append(now)
     connection.close()
-    if len(times) < TOKENS:
-        raise Failed(f"{len(times)} events of {TOKENS + 1} tokens")
-    return TOKENS / (times[TOKENS] - times[0]) if len(times) > TOKENS else (len(times) - 1) / (times[-1] - times[0])
+    equal(tokens, TOKENS + 1, "completion_tokens")
+    return TOKENS / (times[-1] - times[0])
 
 
 def of_the_bench(args):
-    """Tokens per second that the bench says."""
-    command = [args.taper, "bench", "model", "--model", args.model, "--case", f"tg{TOKENS}"]
+    """Tokens per second that the bench says: the median of its samples."""
+    command = [args.taper, "bench", "model", "--model", args.model, "--case", f"tg{TOKENS}", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     expect(done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-300:]}")
-    found = re.search(args.pattern, done.stdout)
-    expect(found, f"no tokens per second in {done.stdout[-300:]!r}")
-    return float(found.group(1).replace(",", ""))
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return next(row["median"] for row in rows if row["case"] == f"tg{TOKENS}")
 
 
 @check("overhead.one_stream", seconds=1700)
@@ -57,7 +61,6 @@ def _(args):
 def add(parser):
     parser.add_argument("--rounds", type=int, default=5, help="[default: %(default)s]")
     parser.add_argument("--least", type=float, default=0.95, help="the smallest ratio [default: %(default)s]")
-    parser.add_argument("--pattern", default=r"([\d.,]+) (?:t/s|tok/s|tokens/s)", help="where the bench's output has it [default: %(default)s]")
 
 
 if __name__ == "__main__":
