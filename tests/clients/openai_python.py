@@ -150,7 +150,7 @@ def _(t):
 def _(t):
     answer = t.complete(["One, two,", "Red, green,"], n=2, temperature=1, seed=1)
     equal([choice.index for choice in answer.choices], [0, 1, 2, 3], "the indices")
-    equal(answer.usage.completion_tokens, 48, "completion_tokens")
+    expect(4 <= answer.usage.completion_tokens <= 48, f"completion_tokens is {answer.usage.completion_tokens}")
 
 
 @check("completions.token_ids")
@@ -801,7 +801,7 @@ def _(t):
             try:
                 ask(client)
             except openai.RateLimitError:
-                pass
+                stop.wait(0.01)
 
     threads = [threading.Thread(target=occupy, daemon=True) for _ in range(4)]
     try:

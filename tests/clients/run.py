@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import subprocess
@@ -190,6 +191,9 @@ def main():
     args.taper, args.model, work = str(pathlib.Path(args.taper).resolve()), str(pathlib.Path(args.model).resolve()), args.work.resolve()
     logs = work / "logs"
     logs.mkdir(parents=True, exist_ok=True)
+    # Ten thousand connections need as many files, as a service is given them.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # So that servers end with this program, whoever ends it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     lines = []
