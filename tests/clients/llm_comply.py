@@ -10,8 +10,7 @@ import sys
 
 from checks import CHECKS, Failed, expect, main, request
 
-# Format to where it is served.
-FORMATS = {"openai-chat": "/v1", "open-responses": "/v1", "anthropic": ""}
+FORMATS = ("openai-chat", "open-responses", "anthropic")
 # What no model here can do, or what the tests themselves call advisory: images, thoughts of models that have none, compaction.
 LEFT_OUT = ("image-input", "reasoning-summary", "thinking-display", "compact-")
 
@@ -20,7 +19,7 @@ def results(args, api):
     """The package's results for one format, by test."""
     name = json.loads(request(args.base_url, "GET", "/v1/models")[2])["data"][0]["id"]
     program = pathlib.Path(sys.executable).parent / "llm-comply"
-    command = [str(program), "--format", api, "--base-url", args.base_url + FORMATS[api], "--api-key", "none", "--model", name, "--json", "--timeout", "60"]
+    command = [str(program), "--format", api, "--base-url", f"{args.base_url}/v1", "--api-key", "none", "--model", name, "--json", "--timeout", "60"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     try:
         found = json.loads(done.stdout)
