@@ -35,7 +35,7 @@ def prepare(args):
     cases = list(xml.etree.ElementTree.parse(report).iter("testcase"))
     CHECKS.append(("operations", lambda _: expect(cases, f"none was tried: {text[-300:]}") or f"{len(cases)} operations", 10))
     for case in cases:
-        complaints = [child.get("message") or child.text or "" for child in case if child.tag in ("failure", "error")]
+        complaints = [f"{child.get('message')} {child.text}" for child in case if child.tag in ("failure", "error")]
         CHECKS.append((case.get("name"), lambda _, complaints=complaints: expect(not complaints, complaints and complaints[0]), 10))
     CHECKS.append(("after.at_rest", lambda _: settle(args.base_url, 60) and None, 90))
     return args
