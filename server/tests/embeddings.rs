@@ -11,7 +11,7 @@ use std::time::Duration;
 use support::*;
 use taper_engine::stub::StubRunner;
 use taper_engine::{EmbeddingRequest, EndReason, EngineConfig, EngineHandle, Pooling};
-use taper_server::{ServerState, Timeouts};
+use taper_server::{ServerConfig, ServerState, Timeouts};
 use taper_testkit::gguf;
 use taper_testkit::tiny::TinyModel;
 use taper_text::{EncodeOptions, Tokenizer};
