@@ -60,7 +60,8 @@ fn tool(name: &str) -> Value {
 
 fn with_tools(fields: Value) -> Value {
     let mut all = json!({ "tools": [tool("weather"), tool("time")], "temperature": 0 });
-    all.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    let Value::Object(fields) = fields else { panic!("fields are an object") };
+    all.as_object_mut().unwrap().extend(fields);
     all
 }
 
