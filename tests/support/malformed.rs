@@ -287,7 +287,7 @@ fn wrong_messages(random: &mut Random) -> Malformed {
         r#"[{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://x"}}]}]"#,
         r#"[{"role":"user","content":[{"type":"text"}]}]"#,
         r#"[{"role":"user","content":[["text"]]}]"#,
-        r#"[{"role":"tool","content":"hi","tool_call_id":"1"}]"#,
+        r#"[{"role":"tool","content":"hi"}]"#,
     ];
     let messages = random.pick(&MESSAGES);
     let body = with_field(CHAT, "messages", messages);
