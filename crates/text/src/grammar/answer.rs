@@ -335,7 +335,8 @@ impl Writer<'_> {
             } else if calls.format == ToolFormat::Llama3 {
                 // In the lexemes of JSON: without a mark, a text of another form may begin alike.
                 let tool = format!("\"{}\"", tool.name);
-                let head = ["{", "\"name\"", ": ", &tool, ", ", "\"parameters\"", ": "].map(lark::string).join(" ");
+                let head =
+                    ["{", "\"name\"", ": ", tool.as_str(), ", ", "\"parameters\"", ": "].map(lark::string).join(" ");
                 format!("{head} @{name} \"}}\"")
             } else {
                 let key = calls.format.arguments_key();
