@@ -218,6 +218,8 @@ mod tests {
         let kill_me = format!("kill -USR1 {}", std::process::id());
         let sent = std::process::Command::new("sh").args(["-c", &kill_me]).status().unwrap();
         assert!(sent.success());
+        // The handler runs in some thread of this process, which a busy machine lets wait.
+        std::thread::sleep(Duration::from_millis(300));
         let next = runtime.block_on(async {
             let mut signals = fresh(kind).await.unwrap();
             tokio::time::timeout(Duration::from_millis(100), signals.recv()).await
