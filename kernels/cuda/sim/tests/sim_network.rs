@@ -13,6 +13,7 @@ use taper_engine::{Engine, EngineConfig, ModelRunner, SamplingParams, Speculatio
 use taper_kernels::cuda::{Cuda, ProductChoice};
 use taper_kernels::{AttentionScheme, BLOCK_SIZE, Backend, Draw, KvDtype, Reference, UnifiedRange};
 use taper_models::{Llama, LoadOptions, LogitRows, ModelSoftmax, Quantization, SequenceSlice};
+use taper_testkit::approx::assert_close;
 use taper_testkit::thin::thinned;
 use taper_testkit::tiny::{TinyModel, TinyType};
 
@@ -269,6 +270,33 @@ fn recorded_steps_have_the_bits_of_steps_that_run_as_they_come() {
     let counts = |network: &Llama<Cuda<Sim>>| network.attended();
     assert_eq!(counts(&recorded), counts(&as_they_come));
     assert!(counts(&recorded).iter().any(|layer| layer.recomputed > 0), "scores beyond the bound were there");
+}
+
+/// Hidden states of a prompt's tokens, computed in pieces.
+fn states<B: Backend>(network: &mut Llama<B>, tokens: &[u32], piece: usize) -> Vec<f32> {
+    let mut states = Vec::new();
+    for (index, tokens) in tokens.chunks(piece).enumerate() {
+        let (start, block_table) = (index * piece, [6, 10]);
+        let slice = SequenceSlice { tokens, start, block_table: &block_table, logits: LogitRows::AllHidden };
+        assert_eq!(network.compute(&[slice]).unwrap(), 0);
+        states.extend_from_slice(network.read_hidden());
+    }
+    states
+}
+
+#[test]
+fn hidden_states_are_near_the_references_and_recorded_steps_go_on_beside_them() {
+    let model = TinyModel { architecture: "qwen3", weight_type: TinyType::BF16, ..TinyModel::default() };
+    let tokens = bytes(&prompts()[1]);
+    let expected = states(&mut load(Reference::new(), &model), &tokens, 64);
+    let whole = states(&mut load(cuda(5), &model), &tokens, 64);
+    assert_eq!(expected.len(), tokens.len() * model.hidden);
+    assert_close(&whole, &expected, 0.1, 0.0);
+    let undisturbed = decoded(&mut load(cuda(5), &model), |_| {});
+    let mut network = load(cuda(5), &model);
+    let beside = decoded(&mut network, |network| assert_eq!(states(network, &tokens, 9), whole));
+    assert_eq!(beside, undisturbed);
+    assert_eq!(network.backend().device().num_replays(), 4);
 }
 
 #[test]
