@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 use support::*;
-use taper_server::{ServerFacts, ServerState};
+use taper_engine::EngineConfig;
+use taper_server::{ServerFacts, ServerState, Timeouts};
 
 async fn document(state: &ServerState) -> Value {
     let answer = get(state, "/openapi.json").await;
@@ -43,6 +44,8 @@ fn samples() -> Vec<(&'static str, &'static str, Value)> {
             COMPLETIONS,
             json!({ "prompt": "Once", "stream": true, "logprobs": 1, "return_token_ids": true, "stream_options": { "include_usage": true } }),
         ),
+        ("post", "/v1/embeddings", json!({ "input": ["a", "b"] })),
+        ("post", "/v1/embeddings", json!({ "input": [97], "encoding_format": "base64", "dimensions": 2 })),
         ("post", "/v1/chat/completions/input_tokens", json!({ "messages": messages })),
         ("post", "/apply-template", json!({ "messages": messages })),
     ];
@@ -105,7 +108,8 @@ fn check(value: &Value, validator: &jsonschema::Validator, what: &str) {
 
 #[tokio::test]
 async fn every_answer_has_the_form_that_is_described() {
-    let state = state();
+    let runner = replying(REPLY).with_states(4, |tokens, row| row.fill(tokens.len() as f32));
+    let (state, _engine) = state_with(runner, EngineConfig::default(), Timeouts::default());
     let document = document(&state).await;
     let mut described: BTreeSet<(String, String)> = BTreeSet::new();
     for (path, methods) in document["paths"].as_object().unwrap() {

@@ -254,13 +254,19 @@ impl Region {
         }
     }
 
+    /// Waits for more, which decides whether the blanks from `start` on are text.
+    fn wait_at(&mut self, start: usize) -> Look {
+        self.at = start;
+        Look::Found(Found::Nothing)
+    }
+
     fn after(&mut self, buffer: &str, format: ToolFormat, is_end: bool) -> Look {
         const CLOSE: &str = "</tool_call>";
         let start = self.at;
         let end = |end| Look::Found(Found::End { end });
         match (self.next_letter(buffer), format) {
             (None, _) if is_end => end(self.at),
-            (None, _) => Look::Found(Found::Nothing),
+            (None, _) => self.wait_at(start),
             (Some('{'), _) => {
                 self.phase = Phase::Before;
                 Look::On
@@ -276,7 +282,7 @@ impl Region {
                     end(self.at + CLOSE.len())
                 } else if CLOSE.starts_with(rest) {
                     // Cut off in the middle of the mark, the call is still whole.
-                    if is_end { end(buffer.len()) } else { Look::Found(Found::Nothing) }
+                    if is_end { end(buffer.len()) } else { self.wait_at(start) }
                 } else {
                     end(start)
                 }
