@@ -17,7 +17,7 @@ use taper_text::EncodeOptions;
 use crate::embedding::{self, Asked};
 use crate::errors::ApiError;
 use crate::fields::{Fields, integer_of, show};
-use crate::limits::MAX_INPUTS;
+use crate::limits::{MAX_INPUTS, MAX_TOLD_BYTES};
 use crate::parameters::{cache_salt, check_model, priority};
 use crate::reply::Reply;
 use crate::state::{Served, ServerState};
@@ -25,6 +25,11 @@ use crate::{api, body, prompt, unsupported};
 
 /// Elements of an answer that is written at once; a larger one waits for its turn.
 const SMALL_ANSWER: usize = 1 << 16;
+
+/// Bytes of an answer, about: beyond it fewer inputs are taken.
+const MAX_ANSWER_BYTES: usize = 2 * MAX_TOLD_BYTES;
+/// Bytes of an element as a decimal.
+const ELEMENT_BYTES: usize = 13;
 
 /// Parameters of this endpoint elsewhere that are not here, and what they may say because it asks for nothing.
 const UNSUPPORTED: &[(&str, &[&str])] = &[
@@ -83,6 +88,16 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
     };
     let encoding = Encoding::take(&mut fields, served)?;
     let inputs = read_inputs(fields.take("input"))?;
+    let num_bytes = inputs.len() * shape.dimensions * ELEMENT_BYTES;
+    if num_bytes > MAX_ANSWER_BYTES {
+        let most = MAX_ANSWER_BYTES / (shape.dimensions * ELEMENT_BYTES);
+        let message = format!(
+            "input has {} inputs; of {} elements each at most {most} are taken",
+            inputs.len(),
+            shape.dimensions
+        );
+        return Err(ApiError::invalid("input", message));
+    }
     refuse_unsupported(&mut fields)?;
     let ignored = unsupported::check_rest(fields, state)?;
     let tokens = inputs.into_iter().map(|(name, input)| encoding.tokens(served, &name, input));

@@ -1,5 +1,6 @@
 //! llama-server's request: what it calls differently, what it assumes, and what is refused by name.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -337,7 +338,8 @@ fn logit_bias(value: Value, served: &Served) -> Result<Biases, ApiError> {
             return invalid(format!("logit_bias must be an object or an array of [token, bias], got {}", show(&other)));
         }
     };
-    let (mut biases, mut banned) = (Vec::new(), Vec::new());
+    // Of two biases of a token the last counts.
+    let (mut biases, mut banned) = (BTreeMap::new(), Vec::new());
     for (token, bias) in pairs {
         let tokens = match &token {
             Value::String(text) => {
@@ -350,7 +352,10 @@ fn logit_bias(value: Value, served: &Served) -> Result<Biases, ApiError> {
             Some(number) if (-100.0..=100.0).contains(&number) => {
                 biases.extend(tokens.into_iter().map(|token| (token, number as f32)));
             }
-            None if bias == Value::Bool(false) => banned.extend(tokens),
+            None if bias == Value::Bool(false) && banned.len() + tokens.len() <= MAX_BAD_WORDS => banned.extend(tokens),
+            None if bias == Value::Bool(false) => {
+                return invalid(format!("logit_bias rules out more than {MAX_BAD_WORDS} tokens"));
+            }
             _ => {
                 let got = show(&bias);
                 return invalid(format!(
@@ -359,8 +364,5 @@ fn logit_bias(value: Value, served: &Served) -> Result<Biases, ApiError> {
             }
         }
     }
-    if banned.len() > MAX_BAD_WORDS {
-        return invalid(format!("logit_bias rules out {} tokens; at most {MAX_BAD_WORDS} are", banned.len()));
-    }
-    Ok((biases, banned))
+    Ok((biases.into_iter().collect(), banned))
 }
