@@ -69,7 +69,7 @@ impl Message {
         }
     }
 
-    fn delta(&self, delta: Value, events: &mut Events) {
+    fn delta(&self, delta: &Value, events: &mut Events) {
         let index = self.blocks.len().saturating_sub(1);
         events.send(|| json!({ "type": "content_block_delta", "index": index, "delta": delta }));
     }
@@ -113,7 +113,7 @@ impl Protocol for Message {
                     if !matches!(self.blocks.last(), Some(Block::Thinking(_))) {
                         self.begin_block(Block::Thinking(String::new()), events);
                     }
-                    self.delta(json!({ "type": "thinking_delta", "thinking": text }), events);
+                    self.delta(&json!({ "type": "thinking_delta", "thinking": text }), events);
                     if let Some(Block::Thinking(all)) = self.blocks.last_mut() {
                         all.push_str(&text);
                     }
@@ -122,7 +122,7 @@ impl Protocol for Message {
                     if !matches!(self.blocks.last(), Some(Block::Text(_))) {
                         self.begin_block(Block::Text(String::new()), events);
                     }
-                    self.delta(json!({ "type": "text_delta", "text": text }), events);
+                    self.delta(&json!({ "type": "text_delta", "text": text }), events);
                     if let Some(Block::Text(all)) = self.blocks.last_mut() {
                         all.push_str(&text);
                     }
@@ -133,7 +133,7 @@ impl Protocol for Message {
                 }
                 // They follow the beginning of their call.
                 ChatPart::CallArguments { text, .. } => {
-                    self.delta(json!({ "type": "input_json_delta", "partial_json": text }), events);
+                    self.delta(&json!({ "type": "input_json_delta", "partial_json": text }), events);
                     if let Some(Block::ToolUse { input, .. }) = self.blocks.last_mut() {
                         input.push_str(&text);
                     }
