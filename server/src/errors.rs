@@ -158,7 +158,9 @@ impl ApiError {
 
     /// 404: an answer of the past, and there are none.
     pub fn nothing_stored(path: &str) -> Self {
-        let message = format!("there is nothing at {path}: this server stores no responses; send the whole conversation as input");
+        let message = format!(
+            "there is nothing at {path}: this server stores no responses; send the whole conversation as input"
+        );
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).code("not_found")
     }
 

@@ -6,8 +6,8 @@ use axum::routing::{self, MethodRouter};
 
 use crate::api::description::{self as describe, Operation};
 use crate::api::{
-    chat_completions, completions, embeddings, health, loads, messages, metrics, models, native, responses, server_info,
-    tokens,
+    chat_completions, completions, embeddings, health, loads, messages, metrics, models, native, responses,
+    server_info, tokens,
 };
 use crate::state::ServerState;
 

@@ -75,7 +75,8 @@ pub(crate) fn check_single(parameters: &Parameters) -> Result<(), ApiError> {
     match refused.iter().find(|(_, is_asked)| *is_asked) {
         None => Ok(()),
         Some((name, _)) => {
-            let message = format!("{name} is not supported by this endpoint; leave it out, or use /v1/chat/completions");
+            let message =
+                format!("{name} is not supported by this endpoint; leave it out, or use /v1/chat/completions");
             Err(ApiError::unsupported(*name, message))
         }
     }
@@ -138,7 +139,11 @@ impl<P: Protocol> Running<P> {
         while let Some(next) = self.answers.next().await {
             self.take(next)?;
         }
-        if self.is_complete { Ok(self.protocol) } else { Err(ApiError::internal("the engine left an answer unfinished")) }
+        if self.is_complete {
+            Ok(self.protocol)
+        } else {
+            Err(ApiError::internal("the engine left an answer unfinished"))
+        }
     }
 }
 

@@ -42,7 +42,9 @@ pub(crate) async fn errors_in_own_words(request: Request, next: Next) -> Respons
 pub(super) fn to_json(error: &ApiError) -> Value {
     // Clients look for these words to know that they must shorten the conversation.
     let message = match error.overflow() {
-        Some((prompt, context)) => format!("prompt is too long: {prompt} tokens > {context} maximum; {}", error.message()),
+        Some((prompt, context)) => {
+            format!("prompt is too long: {prompt} tokens > {context} maximum; {}", error.message())
+        }
         None => error.message().to_owned(),
     };
     json!({ "type": "error", "error": { "type": kind(error), "message": message } })

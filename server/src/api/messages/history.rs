@@ -24,7 +24,8 @@ pub(super) fn take(fields: &mut Fields) -> Result<Vec<ChatMessage>, ApiError> {
         read_message(Fields::nested(&format!("messages[{index}]"), item)?, &mut messages)?;
     }
     if messages.last().is_some_and(|last| last.role == "assistant") {
-        let message = "messages must end with a message of the user: this server does not go on with one of the assistant";
+        let message =
+            "messages must end with a message of the user: this server does not go on with one of the assistant";
         return Err(ApiError::unsupported("messages", message));
     }
     Ok(merge_turns(messages))

@@ -49,15 +49,8 @@ pub(super) fn read(body: &[u8], state: &ServerState, served: &Served) -> Result<
     let messages = history::take(&mut fields)?;
     let (tools, tool_choice, parallel_calls) = take_tools(&mut fields)?;
     refuse_servers(&mut fields)?;
-    let conversation = Conversation {
-        messages,
-        messages_field: "messages",
-        tools,
-        tool_choice,
-        parallel_calls,
-        thoughts,
-        variables,
-    };
+    let conversation =
+        Conversation { messages, messages_field: "messages", tools, tool_choice, parallel_calls, thoughts, variables };
     ignored.extend(unsupported::check_rest(fields, state)?);
     let mut prepared = chat::prepare(served, &conversation, &mut parameters)?;
     prepared.watch_stops(served, &parameters);
@@ -246,7 +239,8 @@ fn refuse_servers(fields: &mut Fields) -> Result<(), ApiError> {
     if let Some(container) = fields.take("container") {
         return refused("container", &container);
     }
-    if let Some(servers) = fields.take("mcp_servers").filter(|servers| servers.as_array().is_none_or(|s| !s.is_empty())) {
+    if let Some(servers) = fields.take("mcp_servers").filter(|servers| servers.as_array().is_none_or(|s| !s.is_empty()))
+    {
         return refused("mcp_servers", &servers);
     }
     match fields.take("service_tier") {

@@ -54,9 +54,12 @@ fn read_item(mut item: Fields, messages: &mut Vec<ChatMessage>) -> Result<(), Ap
             let output = item.take("output").ok_or_else(|| missing(path.clone()))?;
             ChatMessage { name, tool_call_id: Some(id), ..ChatMessage::new("tool", read_content(&path, output)?) }
         }
-        Some("reasoning") => ChatMessage { reasoning_content: read_thoughts(item)?, ..ChatMessage::new("assistant", "") },
+        Some("reasoning") => {
+            ChatMessage { reasoning_content: read_thoughts(item)?, ..ChatMessage::new("assistant", "") }
+        }
         Some("item_reference") => {
-            let message = format!("{kind_name} item_reference is not supported: this server stores no responses; send the item");
+            let message =
+                format!("{kind_name} item_reference is not supported: this server stores no responses; send the item");
             return Err(ApiError::unsupported(kind_name, message));
         }
         Some(other) => {
@@ -106,8 +109,9 @@ fn read_content(path: &str, content: Value) -> Result<String, ApiError> {
             "refusal" => needed(&mut part, "refusal")?,
             other => {
                 let got = show(&Value::from(other));
-                let message =
-                    format!("{kind_name} must be input_text, output_text or refusal, got {got}; this model reads text only");
+                let message = format!(
+                    "{kind_name} must be input_text, output_text or refusal, got {got}; this model reads text only"
+                );
                 return Err(ApiError::unsupported(kind_name, message));
             }
         });

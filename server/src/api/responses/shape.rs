@@ -65,7 +65,8 @@ impl Response {
         let details = (self.status == Status::Incomplete).then(|| json!({ "reason": "max_output_tokens" }));
         let last = self.items.len().saturating_sub(1);
         let status_of = |index| if index == last { self.status } else { Status::Completed };
-        let output = self.items.iter().enumerate().map(|(index, item)| item.to_json(item_status(status_of(index)), true));
+        let output =
+            self.items.iter().enumerate().map(|(index, item)| item.to_json(item_status(status_of(index)), true));
         let mut response = json!({
             "id": self.id,
             "object": "response",

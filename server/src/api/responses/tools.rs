@@ -103,7 +103,8 @@ fn read_word(word: &str) -> Result<ToolChoice, ApiError> {
         "required" => Ok(ToolChoice::Required),
         other => {
             let got = show(&Value::from(other));
-            let message = format!("{CHOICE} must be none, auto, required or an object that names a function, got {got}");
+            let message =
+                format!("{CHOICE} must be none, auto, required or an object that names a function, got {got}");
             Err(ApiError::invalid(CHOICE, message))
         }
     }
