@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 /// What the chat shows when it waits for a line: it draws the line anew and puts the cursor behind the prompt.
 const PROMPT: &str = "\r> \r";
+/// The same where a line goes on with the one before.
+const MORE: &str = "\r. \r";
 /// Up, as a terminal sends it.
 const ARROW_UP: &str = "\x1b[A";
 const LIMIT: Duration = Duration::from_secs(60);
@@ -246,8 +248,14 @@ fn a_message_may_have_several_lines() {
     let Some(model) = support::model_or_skip() else { return };
     let home = tempfile::tempdir().unwrap();
     let mut chat = Chat::start(home.path(), &model, &FEW);
-    let mut said = |keys: &str| {
-        chat.type_keys(keys);
+    // A piece is typed when the prompt before it is there.
+    let mut said = |pieces: &[&str]| {
+        for (index, piece) in pieces.iter().enumerate() {
+            if index > 0 {
+                chat.expect(MORE);
+            }
+            chat.type_keys(piece);
+        }
         chat.expect("prompt of ");
         chat.expect(PROMPT);
         let messages = chat.saved(home.path());
@@ -255,11 +263,11 @@ fn a_message_may_have_several_lines() {
         assert_eq!(messages.len(), 2, "{messages:?}");
         messages[0].clone()
     };
-    assert_eq!(said("one\\\rtwo\\\rthree\r"), "one\ntwo\nthree");
-    assert_eq!(said("\"\"\"\rone\\\r\rtwo\r\"\"\"\r"), "one\\\n\ntwo");
+    assert_eq!(said(&["one\\\r", "two\\\r", "three\r"]), "one\ntwo\nthree");
+    assert_eq!(said(&["\"\"\"\rone\\\r\rtwo\r\"\"\"\r"]), "one\\\n\ntwo");
     // As terminals send what is pasted, line ends and all.
-    assert_eq!(said("\x1b[200~one\\\rtwo\r\rthree\r\x1b[201~\r"), "one\\\ntwo\n\nthree");
-    assert_eq!(said(" /help me\r"), "/help me");
+    assert_eq!(said(&["\x1b[200~one\\\rtwo\r\rthree\r\x1b[201~\r"]), "one\\\ntwo\n\nthree");
+    assert_eq!(said(&[" /help me\r"]), "/help me");
     chat.control('d');
     assert!(chat.end().ends_with(", 0)"));
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use support::*;
 use taper_engine::stub::StubRunner;
 use taper_engine::{EmbeddingRequest, EndReason, EngineConfig, EngineHandle, Pooling};
-use taper_server::{ServerState, Timeouts};
+use taper_server::{ServerConfig, ServerState, Timeouts};
 use taper_testkit::gguf;
 use taper_testkit::tiny::TinyModel;
 use taper_text::{EncodeOptions, Tokenizer};
@@ -191,7 +191,7 @@ async fn truncation_keeps_the_last_tokens() {
         let expected = usual(&tokens[tokens.len() - kept..]);
         for input in [json!(text), json!(tokens)] {
             let fields = json!({ "input": input, "truncate_prompt_tokens": truncate });
-            assert_eq!(vectors(&state, fields).await, [expected.clone()], "{truncate}");
+            assert_eq!(vectors(&state, fields).await, std::slice::from_ref(&expected), "{truncate}");
         }
     }
     // A short input is whole.

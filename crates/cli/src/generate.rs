@@ -5,6 +5,7 @@ use crate::signals;
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
 use std::future::Future;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use taper_engine::{Event, FinishReason, Request, Timings, Usage};
 use taper_text::{ChatMessage, EncodeOptions, RenderContext};
@@ -89,6 +90,8 @@ pub(crate) fn raw_tokens(loaded: &Loaded, text: &str) -> Result<Vec<u32>> {
 /// Runs requests; a runtime is only needed so that a signal can be waited for together with a token.
 pub(crate) struct Generator {
     runtime: Runtime,
+    /// Where [`Generator::watch`] has begun.
+    interrupt: Mutex<Option<Signal>>,
 }
 
 impl Generator {
@@ -96,7 +99,7 @@ impl Generator {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.context("cannot start the runtime")?;
         runtime.block_on(async { signals::survive_file_size_limit() })?;
-        Ok(Generator { runtime })
+        Ok(Generator { runtime, interrupt: Mutex::default() })
     }
 
     /// Generates an answer and hands its text to `show` as it comes.
@@ -123,10 +126,22 @@ impl Generator {
         Ok(answer)
     }
 
+    /// Every Ctrl-C from now on is meant for the next answer, every one before for none. To be called while the line editor has the
+    /// terminal, where Ctrl-C is a key and no signal, so that none is between.
+    pub(crate) fn watch(&self) {
+        // Without it, the next answer watches for itself.
+        let signal = self.runtime.block_on(fresh(SignalKind::interrupt())).ok();
+        *self.interrupt.lock().unwrap_or_else(PoisonError::into_inner) = signal;
+    }
+
     /// What `work` comes to; `None` where Ctrl-C came first.
     pub(crate) fn unless_stopped<T>(&self, work: impl Future<Output = T>) -> Result<Option<T>> {
+        let watched = self.interrupt.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.runtime.block_on(async {
-            let mut interrupt = fresh(SignalKind::interrupt()).await?;
+            let mut interrupt = match watched {
+                Some(interrupt) => interrupt,
+                None => fresh(SignalKind::interrupt()).await?,
+            };
             tokio::select! {
                 outcome = work => Ok(Some(outcome)),
                 _ = interrupt.recv() => Ok(None),
@@ -177,6 +192,16 @@ async fn fresh(kind: SignalKind) -> std::io::Result<Signal> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_signal_behind_the_watch_ends_the_answer_before_it_begins() {
+        let generator = Generator::new().unwrap();
+        generator.watch();
+        let kill_me = format!("kill -INT {}", std::process::id());
+        assert!(std::process::Command::new("sh").args(["-c", &kill_me]).status().unwrap().success());
+        let endless = std::future::pending::<()>();
+        assert_eq!(generator.unless_stopped(endless).unwrap(), None);
+    }
 
     #[test]
     fn a_signal_between_two_answers_does_not_end_the_second() {

@@ -6,7 +6,6 @@ use crate::args::{ActivationsKind, BackendKind, ContextArgs, Deterministic, Devi
 use crate::calibration_file;
 use crate::device::open_gpu;
 use crate::facts;
-use crate::output;
 use crate::progress::Bars;
 use crate::tune_file;
 use anyhow::{Context, Result};

@@ -241,7 +241,8 @@ fn random_walk(grammar: &mut Grammar, tokenizer: &Tokenizer, rng: &mut SplitMix)
             tokenizer.end_of_generation().contains(token) || bytes.first().is_some_and(|byte| b"\"]}".contains(byte))
         };
         let closing: Vec<u32> = allowed.iter().copied().filter(|token| ends(token)).collect();
-        let token = *rng.pick(if !closing.is_empty() && rng.chance(0.5) { &closing } else { &allowed });
+        let choices = if !closing.is_empty() && rng.chance(0.5) { &closing } else { &allowed };
+        let token = *rng.pick(choices);
         grammar.accept(token).unwrap();
         tokens.push(token);
     }

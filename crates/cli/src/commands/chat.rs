@@ -9,10 +9,12 @@ mod editor;
 mod input;
 mod local;
 mod remote;
+mod roots;
 mod talker;
 
 use crate::args::ChatArgs;
 use crate::color;
+use crate::generate::Generator;
 use crate::markdown::{Renderer, Shown};
 use crate::output;
 use crate::parameters::Parameters;
@@ -23,14 +25,19 @@ use input::{Assembly, Input};
 use local::Local;
 use remote::{Remote, Server};
 use std::io::{BufRead, IsTerminal};
+use std::sync::Arc;
 use talker::{End, Talker, Totals};
 
 pub(crate) fn run(args: &ChatArgs) -> Result<()> {
     let parameters = args.sampling.parameters();
     parameters.sampling()?;
+    let generator = Arc::new(Generator::new()?);
     let talker: Box<dyn Talker> = match &args.remote.url {
-        Some(url) => Box::new(Remote::connect(Server::new(url, api_key(args))?, args.remote.model_name.clone())?),
-        None => Box::new(Local::load(args)?),
+        Some(url) => {
+            let server = Server::new(url, api_key(args))?;
+            Box::new(Remote::connect(server, args.remote.model_name.clone(), Arc::clone(&generator))?)
+        }
+        None => Box::new(Local::load(args, Arc::clone(&generator))?),
     };
     let mut chat = Chat {
         talker,
@@ -40,7 +47,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
         shown: color::of_stdout(args.color),
         is_dimmed: color::on_stderr(args.color),
     };
-    if std::io::stdin().is_terminal() { interactive(&mut chat, args) } else { piped(&mut chat) }
+    if std::io::stdin().is_terminal() { interactive(&mut chat, args, generator) } else { piped(&mut chat) }
 }
 
 /// `--api-key` and TAPER_API_KEY first, then the name that other clients use.
@@ -143,10 +150,10 @@ impl Chat {
     }
 }
 
-fn interactive(chat: &mut Chat, args: &ChatArgs) -> Result<()> {
+fn interactive(chat: &mut Chat, args: &ChatArgs, generator: Arc<Generator>) -> Result<()> {
     output::status(&output::spelled_out(&format!("{} ({})", chat.talker.model(), chat.talker.place())));
     output::status("/help shows the commands, Ctrl-C stops an answer, Ctrl-D leaves");
-    let mut editor = LineEditor::new(args.history.clone().or_else(editor::default_history))?;
+    let mut editor = LineEditor::new(args.history.clone().or_else(editor::default_history), generator)?;
     let mut lines = Assembly::default();
     loop {
         match editor.read(lines.is_begun())? {

@@ -4,7 +4,10 @@ use serde_json::{Value, json};
 
 use super::Operation;
 use super::generation::model;
-use super::schema::{all, any_of, array, boolean, ids, integer, integer_from, number, object, one_of, string, strings};
+use super::schema::{
+    Named, all, any_of, array, boolean, ids, integer, integer_from, map, number, object, one_of, reference, string,
+    strings,
+};
 use crate::limits::MAX_INPUTS;
 
 /// POST /v1/embeddings.

@@ -2,6 +2,7 @@
 
 use super::commands::{self, Completes};
 use super::input::is_open_block;
+use crate::generate::Generator;
 use crate::output;
 use crate::parameters::TABLE;
 use anyhow::{Context as _, Result, bail};
@@ -13,7 +14,7 @@ use rustyline::history::DefaultHistory;
 use rustyline::validate::Validator;
 use rustyline::{
     Cmd, CompletionType, ConditionalEventHandler, Config, Context, Editor, Event, EventContext, EventHandler, Helper,
-    KeyCode, KeyEvent, Modifiers, Movement, RepeatCount,
+    KeyCode, KeyEvent, Modifiers, RepeatCount,
 };
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -47,14 +48,15 @@ pub(super) struct LineEditor {
 }
 
 impl LineEditor {
-    /// On stdin, with the lines of earlier chats.
-    pub(super) fn new(history: Option<PathBuf>) -> Result<LineEditor> {
+    /// On stdin, with the lines of earlier chats. `generator` is told when a line ends.
+    pub(super) fn new(history: Option<PathBuf>, generator: Arc<Generator>) -> Result<LineEditor> {
         let config =
             Config::builder().completion_type(CompletionType::List).completion_show_all_if_ambiguous(true).build();
         let mut editor = Editor::with_config(config).context("cannot use the terminal")?;
         editor.set_helper(Some(Completion(FilenameCompleter::new())));
         let wants_editor = Arc::new(AtomicBool::new(false));
-        editor.bind_sequence(KeyEvent(KeyCode::Enter, Modifiers::NONE), EventHandler::Conditional(Box::new(EnterKey)));
+        let enter = EventHandler::Conditional(Box::new(EnterKey(generator)));
+        editor.bind_sequence(KeyEvent(KeyCode::Enter, Modifiers::NONE), enter);
         let key = EditorKey(Arc::clone(&wants_editor));
         editor.bind_sequence(KeyEvent::ctrl('G'), EventHandler::Conditional(Box::new(key)));
         // The first time there is none; a device or a pipe might never end.
@@ -120,16 +122,16 @@ pub(super) fn default_history() -> Option<PathBuf> {
     Some(state.join("taper/chat_history"))
 }
 
-/// Enter: a line end where the message goes on. The backslash that says so is replaced, so that what was pasted keeps its own.
-struct EnterKey;
+/// Enter: a line end within a block of `"""`, else the end of the line, and from there on Ctrl-C is for the answer.
+struct EnterKey(Arc<Generator>);
 
 impl ConditionalEventHandler for EnterKey {
     fn handle(&self, _: &Event, _: RepeatCount, _: bool, at: &EventContext<'_>) -> Option<Cmd> {
         if is_open_block(at.line()) {
             return Some(Cmd::Newline);
         }
-        let is_end = at.pos() == at.line().len();
-        (is_end && at.line().ends_with('\\')).then(|| Cmd::Replace(Movement::BackwardChar(1), Some("\n".to_owned())))
+        self.0.watch();
+        None
     }
 }
 

@@ -6,12 +6,13 @@ use crate::generate::{self, Generator};
 use crate::load::{self, Loaded};
 use crate::parameters::Parameters;
 use anyhow::Result;
+use std::sync::Arc;
 use taper_engine::{FinishReason, Request};
 use taper_text::ChatMessage;
 
 pub(super) struct Local {
     loaded: Loaded,
-    generator: Generator,
+    generator: Arc<Generator>,
 }
 
 impl Local {
@@ -19,11 +20,11 @@ impl Local {
     ///
     /// # Errors
     /// When it cannot be loaded, or cannot chat.
-    pub(super) fn load(args: &ChatArgs) -> Result<Local> {
+    pub(super) fn load(args: &ChatArgs, generator: Arc<Generator>) -> Result<Local> {
         let loaded = load::load_for_one(&args.model, &args.context, &args.engine)?;
         // A model that cannot chat should say so before the first message is typed.
         generate::chat_tokens(&loaded, &[ChatMessage::new("user", "hello")])?;
-        Ok(Local { loaded, generator: Generator::new()? })
+        Ok(Local { loaded, generator })
     }
 }
 

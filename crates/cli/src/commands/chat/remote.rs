@@ -3,16 +3,19 @@
 //! The answer is streamed by a thread of its own, since the client blocks; Ctrl-C shuts its connection down, which ends the answer
 //! on the server too.
 
+use super::roots::root_certificates;
 use super::talker::{Cost, End, Reply, Talker};
 use crate::generate::Generator;
 use crate::parameters::Parameters;
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use taper_text::ChatMessage;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use ureq::http::{Response, Uri};
+use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body};
 
 /// How long a server may take to accept a connection. What comes after it may take as long as a model computes.
@@ -131,8 +134,9 @@ enum Piece {
 pub(super) struct Remote {
     server: Server,
     model: String,
+    roots: RootCerts,
     agent: Agent,
-    generator: Generator,
+    generator: Arc<Generator>,
 }
 
 impl Remote {
@@ -140,13 +144,14 @@ impl Remote {
     ///
     /// # Errors
     /// When the server cannot be reached, or has several.
-    pub(super) fn connect(server: Server, model: Option<String>) -> Result<Remote> {
-        let agent = new_agent();
+    pub(super) fn connect(server: Server, model: Option<String>, generator: Arc<Generator>) -> Result<Remote> {
+        let roots = if server.base.starts_with("https") { root_certificates()? } else { RootCerts::WebPki };
+        let agent = new_agent(&roots);
         let model = match model {
             Some(model) => model,
             None => only(server.models(&agent).context("cannot ask for the model; --model-name names one")?)?,
         };
-        Ok(Remote { server, model, agent, generator: Generator::new()? })
+        Ok(Remote { server, model, roots, agent, generator })
     }
 }
 
@@ -164,8 +169,10 @@ fn only(mut models: Vec<String>) -> Result<String> {
     }
 }
 
-fn new_agent() -> Agent {
-    let config = Agent::config_builder().http_status_as_error(false).timeout_connect(Some(CONNECT_LIMIT));
+fn new_agent(roots: &RootCerts) -> Agent {
+    let tls = TlsConfig::builder().root_certs(roots.clone()).build();
+    let config =
+        Agent::config_builder().http_status_as_error(false).timeout_connect(Some(CONNECT_LIMIT)).tls_config(tls);
     config.user_agent(concat!("taper/", env!("CARGO_PKG_VERSION"))).build().into()
 }
 
@@ -197,7 +204,7 @@ impl Talker for Remote {
             return answer.ended(outcome);
         }
         // Stopped, or nobody reads: what the server still computes is for nobody. A new agent, since this one ends.
-        std::mem::replace(&mut self.agent, new_agent()).shutdown();
+        std::mem::replace(&mut self.agent, new_agent(&self.roots)).shutdown();
         match ended? {
             Some(outcome) => outcome.map(|()| answer.stopped()),
             None => Ok(answer.stopped()),
