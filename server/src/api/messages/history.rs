@@ -102,14 +102,16 @@ fn texts(path: &str, content: Value) -> Result<String, ApiError> {
     Ok(texts.join("\n"))
 }
 
+/// Makes a message of what the user said so far.
+fn flush(said: &mut Vec<String>, messages: &mut Vec<ChatMessage>) {
+    if !said.is_empty() {
+        messages.push(ChatMessage::new("user", std::mem::take(said).join("\n")));
+    }
+}
+
 /// Texts are a message of the user; each result of a tool is a message of its own.
 fn read_user(path: &str, content: Value, messages: &mut Vec<ChatMessage>) -> Result<(), ApiError> {
     let mut said: Vec<String> = Vec::new();
-    let flush = |said: &mut Vec<String>, messages: &mut Vec<ChatMessage>| {
-        if !said.is_empty() {
-            messages.push(ChatMessage::new("user", std::mem::take(said).join("\n")));
-        }
-    };
     for mut block in blocks(path, content)? {
         match kind_of(&mut block)?.as_str() {
             "text" => said.push(needed(&mut block, "text")?),

@@ -139,7 +139,7 @@ fn take_output(
         None => Ok(()),
         Some(effort) if EFFORTS.contains(&effort.as_str()) => {
             // The chat endpoint's words end here.
-            let nearest = if effort == "max" { "xhigh" } else { &effort };
+            let nearest = if effort == "max" { "xhigh" } else { effort.as_str() };
             if reasoning_effort(nearest, &name, served, variables).is_err() {
                 ignored.push(name);
             }
