@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use taper_text::ChatMessage;
 
 /// A former call.
-pub(crate) fn call_of(id: &str, name: &str, arguments: Value) -> Value {
+pub(crate) fn call_of(id: &str, name: &str, arguments: &Value) -> Value {
     json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
 }
 
@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn turns_of_one_speaker_become_one_and_others_stay() {
         let message = |role: &str, content: &str| ChatMessage::new(role, content);
-        let calling = ChatMessage { tool_calls: vec![call_of("1", "f", json!({}))], ..message("assistant", "") };
+        let calling = ChatMessage { tool_calls: vec![call_of("1", "f", &json!({}))], ..message("assistant", "") };
         let merged = merge_turns(vec![
             message("system", "a"),
             message("system", "b"),

@@ -117,7 +117,7 @@ fn read_tool_call(path: &str, call: Value) -> Result<Value, ApiError> {
             return Err(ApiError::invalid(name, message));
         }
     };
-    Ok(call_of(&id, &name, arguments))
+    Ok(call_of(&id, &name, &arguments))
 }
 
 fn read_parts(parts: Vec<Value>, path: &str) -> Result<String, ApiError> {

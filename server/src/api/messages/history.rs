@@ -158,7 +158,7 @@ fn read_assistant(path: &str, content: Value) -> Result<ChatMessage, ApiError> {
             "tool_use" => {
                 let (id, name) = (needed(&mut block, "id")?, needed(&mut block, "name")?);
                 let input = block.object("input")?.map_or_else(|| json!({}), |input| Value::Object(input.into_rest()));
-                message.tool_calls.push(call_of(&id, &name, input));
+                message.tool_calls.push(call_of(&id, &name, &input));
             }
             other => return Err(refused(&block, other, "text, thinking, redacted_thinking or tool_use")),
         }

@@ -30,7 +30,7 @@ impl Message {
         Message { id, model: model.to_owned(), prompt_tokens, blocks: Vec::new(), end: None }
     }
 
-    fn to_json(&self, content: Vec<Value>) -> Value {
+    fn to_json(&self, content: &[Value]) -> Value {
         let (reason, stop) = self.end.as_ref().map(|(end, _)| stop_reason(end)).unzip();
         json!({
             "id": self.id,
@@ -102,7 +102,7 @@ fn stop_reason(end: &End) -> (&'static str, Option<&str>) {
 
 impl Protocol for Message {
     fn begin(&mut self, events: &mut Events) {
-        events.send(|| json!({ "type": "message_start", "message": self.to_json(Vec::new()) }));
+        events.send(|| json!({ "type": "message_start", "message": self.to_json(&[]) }));
         events.send(|| json!({ "type": "ping" }));
     }
 
@@ -146,7 +146,7 @@ impl Protocol for Message {
         self.end_block(events);
         self.end = Some((end, *totals));
         events.send(|| {
-            let message = self.to_json(Vec::new());
+            let message = self.to_json(&[]);
             let delta = json!({ "stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"] });
             json!({ "type": "message_delta", "delta": delta, "usage": message["usage"] })
         });
@@ -162,7 +162,7 @@ impl Protocol for Message {
     }
 
     fn whole(self) -> Value {
-        let content = self.blocks.iter().map(Block::to_json).collect();
-        self.to_json(content)
+        let content: Vec<Value> = self.blocks.iter().map(Block::to_json).collect();
+        self.to_json(&content)
     }
 }

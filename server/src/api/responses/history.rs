@@ -30,12 +30,12 @@ pub(super) fn take(fields: &mut Fields) -> Result<Vec<ChatMessage>, ApiError> {
     Ok(merge_turns(messages))
 }
 
-fn missing(name: String) -> ApiError {
-    ApiError::missing(&name, format!("{name} is missing"))
+fn missing(name: &str) -> ApiError {
+    ApiError::missing(name, format!("{name} is missing"))
 }
 
 fn needed(fields: &mut Fields, field: &str) -> Result<String, ApiError> {
-    fields.string(field)?.ok_or_else(|| missing(fields.name_of(field)))
+    fields.string(field)?.ok_or_else(|| missing(&fields.name_of(field)))
 }
 
 fn read_item(mut item: Fields, messages: &mut Vec<ChatMessage>) -> Result<(), ApiError> {
@@ -45,13 +45,13 @@ fn read_item(mut item: Fields, messages: &mut Vec<ChatMessage>) -> Result<(), Ap
         Some("function_call") => {
             let (id, name) = (needed(&mut item, "call_id")?, needed(&mut item, "name")?);
             let arguments = item.string("arguments")?.map_or_else(|| Value::Object(Default::default()), arguments_of);
-            ChatMessage { tool_calls: vec![call_of(&id, &name, arguments)], ..ChatMessage::new("assistant", "") }
+            ChatMessage { tool_calls: vec![call_of(&id, &name, &arguments)], ..ChatMessage::new("assistant", "") }
         }
         Some("function_call_output") => {
             let id = needed(&mut item, "call_id")?;
             let name = name_of_call(messages, &id);
             let path = item.name_of("output");
-            let output = item.take("output").ok_or_else(|| missing(path.clone()))?;
+            let output = item.take("output").ok_or_else(|| missing(&path))?;
             ChatMessage { name, tool_call_id: Some(id), ..ChatMessage::new("tool", read_content(&path, output)?) }
         }
         Some("reasoning") => {
@@ -86,7 +86,7 @@ fn read_message(mut item: Fields) -> Result<ChatMessage, ApiError> {
         }
     };
     let path = item.name_of("content");
-    let content = item.take("content").ok_or_else(|| missing(path.clone()))?;
+    let content = item.take("content").ok_or_else(|| missing(&path))?;
     Ok(ChatMessage::new(role, read_content(&path, content)?))
 }
 

@@ -27,8 +27,8 @@ pub(super) fn take(fields: &mut Fields) -> Result<(Vec<Tool>, ToolChoice), ApiEr
     Ok((tools.into_iter().filter(|tool| allowed.contains(&tool.name)).collect(), choice))
 }
 
-fn missing(name: String) -> ApiError {
-    ApiError::missing(&name, format!("{name} is missing"))
+fn missing(name: &str) -> ApiError {
+    ApiError::missing(name, format!("{name} is missing"))
 }
 
 fn read_tool(path: &str, item: Value) -> Result<Tool, ApiError> {
@@ -41,9 +41,9 @@ fn read_tool(path: &str, item: Value) -> Result<Tool, ApiError> {
             let message = format!("{kind_name} must be \"function\", got {got}; this server has no tools of its own");
             return Err(ApiError::unsupported(kind_name, message));
         }
-        None => return Err(missing(kind_name)),
+        None => return Err(missing(&kind_name)),
     }
-    let name = tool.string("name")?.ok_or_else(|| missing(tool.name_of("name")))?;
+    let name = tool.string("name")?.ok_or_else(|| missing(&tool.name_of("name")))?;
     let description = tool.string("description")?;
     let parameters = tool.object("parameters")?.map(|parameters| Value::Object(parameters.into_rest()));
     let strict = tool.boolean("strict")?.unwrap_or(false);
@@ -61,7 +61,7 @@ fn read_choice(value: Option<Value>) -> Result<(ToolChoice, Option<Vec<String>>)
     let kind_name = choice.name_of("type");
     match choice.string("type")?.as_deref() {
         Some("function") => {
-            let name = choice.string("name")?.ok_or_else(|| missing(choice.name_of("name")))?;
+            let name = choice.string("name")?.ok_or_else(|| missing(&choice.name_of("name")))?;
             Ok((ToolChoice::Named(name), None))
         }
         Some("allowed_tools") => {
@@ -77,12 +77,12 @@ fn read_choice(value: Option<Value>) -> Result<(ToolChoice, Option<Vec<String>>)
             };
             let path = choice.name_of("tools");
             let items = choice.array("tools")?.filter(|items| !items.is_empty());
-            let items = items.ok_or_else(|| missing(path.clone()))?;
+            let items = items.ok_or_else(|| missing(&path))?;
             let names = items.into_iter().enumerate().map(|(index, item)| {
                 let mut item = Fields::nested(&format!("{path}[{index}]"), item)?;
                 let kind_name = item.name_of("type");
                 match item.string("type")?.as_deref() {
-                    Some("function") => item.string("name")?.ok_or_else(|| missing(item.name_of("name"))),
+                    Some("function") => item.string("name")?.ok_or_else(|| missing(&item.name_of("name"))),
                     _ => Err(ApiError::invalid(kind_name.clone(), format!("{kind_name} must be \"function\""))),
                 }
             });
