@@ -88,9 +88,13 @@ impl Parameters {
         let form = grammar_fields::take(fields)?;
         let stream = fields.boolean("stream")?.unwrap_or(false);
         let include_usage = match fields.object("stream_options")? {
-            Some(mut options) => options.boolean("include_usage")?.unwrap_or(false),
-            None => false,
+            Some(mut options) => Some(options.boolean("include_usage")?.unwrap_or(false)),
+            None => None,
         };
+        if include_usage.is_some() && !stream {
+            let message = "stream_options needs stream to be true; leave it out";
+            return Err(ApiError::invalid("stream_options", message));
+        }
         if stream && details.prompt_logprobs.is_some() {
             let message = "prompt_logprobs is not available in a stream; leave out stream";
             return Err(ApiError::invalid("prompt_logprobs", message));
@@ -98,7 +102,7 @@ impl Parameters {
         Ok(Self {
             sampling,
             stream,
-            include_usage,
+            include_usage: include_usage.unwrap_or(false),
             details,
             num_choices: n,
             prompt_only: false,

@@ -34,8 +34,16 @@ fn serve(runner: StubRunner, template: &str) -> ServerState {
     state
 }
 
+/// Writes this whatever tokens a grammar made of what it had to write.
 fn thinking(reply: &str, template: &str) -> ServerState {
-    serve(replying(reply), template)
+    let (tokenizer, reply, end) = (vocabulary().tokenizer, reply.as_bytes().to_vec(), end_token());
+    let runner = StubRunner::new(limits(), move |tokens| {
+        let bytes = |token: &u32| tokenizer.token_bytes(*token).unwrap_or_default().to_vec();
+        let said: Vec<u8> = tokens.iter().flat_map(bytes).collect();
+        let written = (0..=reply.len()).rev().find(|&len| said.ends_with(&reply[..len])).unwrap_or(0);
+        reply.get(written).map_or(end, |&byte| byte.into())
+    });
+    serve(runner, template)
 }
 
 /// The answer's thoughts and text, the same whole and streamed.

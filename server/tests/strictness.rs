@@ -46,6 +46,8 @@ async fn a_value_of_the_wrong_type_or_size_is_refused_by_name() {
     ] {
         check_chat_refused(json!({ field: value }), field, message).await;
     }
+    check_chat_refused(json!({ "stream_options": { "include_usage": true } }), "stream_options", "stream to be true")
+        .await;
     check_chat_refused(json!({ "stream_options": { "include_usage": 1 } }), "stream_options.include_usage", "true")
         .await;
 }

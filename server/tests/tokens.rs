@@ -35,6 +35,12 @@ fn bos() -> u32 {
     vocabulary().tokenizer.bos().unwrap()
 }
 
+/// The token that ends a text, written out and as its id.
+fn end_of_text() -> (String, u32) {
+    let tokenizer = vocabulary().tokenizer;
+    (tokenizer.eos_text().to_owned(), tokenizer.eos().unwrap())
+}
+
 /// The answer to a request that is good.
 async fn ask(state: &ServerState, path: &str, body: Value) -> Value {
     let answer = post(state, path, &body).await;
@@ -64,8 +70,8 @@ async fn a_prompt_is_tokenized_in_vllms_words() {
     assert_eq!(ask(&state(), "/tokenize", json!({ "prompt": "h" })).await["token_strs"], Value::Null);
     assert_eq!(ask(&state(), "/tokenize", json!({ "prompt": "" })).await["tokens"], json!([]));
     // Control tokens may be spelled out, as in the prompt of /v1/completions.
-    let end = vocabulary().tokenizer.eos_text().to_owned();
-    assert_eq!(ask(&state(), "/tokenize", json!({ "prompt": end })).await["tokens"], json!([end_token()]));
+    let (end, id) = end_of_text();
+    assert_eq!(ask(&state(), "/tokenize", json!({ "prompt": end })).await["tokens"], json!([id]));
 }
 
 #[tokio::test]
@@ -116,8 +122,9 @@ async fn content_is_tokenized_in_llama_cpps_words() {
 #[tokio::test]
 async fn tokens_become_text_again_under_both_names() {
     for path in ["/detokenize", "/v1/detokenize"] {
-        let tokens = [bytes_of("hé \"x\""), vec![end_token()]].concat();
-        let text = format!("hé \"x\"{}", vocabulary().tokenizer.eos_text());
+        let (end, id) = end_of_text();
+        let tokens = [bytes_of("hé \"x\""), vec![id]].concat();
+        let text = format!("hé \"x\"{end}");
         assert_eq!(ask(&state(), path, json!({ "tokens": tokens })).await, json!({ "prompt": text, "content": text }));
     }
     assert_eq!(ask(&state(), "/detokenize", json!({ "tokens": [] })).await["prompt"], "");
@@ -143,7 +150,7 @@ async fn a_template_is_applied_without_an_answer() {
 #[tokio::test]
 async fn what_cannot_be_tokenized_is_refused_by_name() {
     let messages = json!([{ "role": "user", "content": "hi" }]);
-    let all = json!([{ "role": "tool", "content": "hi" }]);
+    let wizard = json!([{ "role": "wizard", "content": "hi" }]);
     for (path, body, param, message) in [
         ("/tokenize", json!({}), "prompt", "nothing to tokenize"),
         ("/tokenize", json!({ "prompt": "a", "messages": messages }), "messages", "beside prompt"),
@@ -156,7 +163,7 @@ async fn what_cannot_be_tokenized_is_refused_by_name() {
             "add_generation_prompt",
             "not supported",
         ),
-        ("/tokenize", json!({ "messages": all }), "messages[0].role", "tool"),
+        ("/tokenize", json!({ "messages": wizard }), "messages[0].role", "wizard"),
         ("/tokenize", json!({ "content": { "a": 1 } }), "content.prompt_string", "missing"),
         ("/tokenize", json!({ "content": ["a", 5.5] }), "content", "integer"),
         ("/detokenize", json!({}), "tokens", "missing"),

@@ -60,7 +60,11 @@ export class Chart {
       height: HEIGHT,
       padding: [8, 8, 0, 0],
       cursor: { drag: { x: false, y: false } },
-      scales: { y: { range: (_plot, _least, largest) => [0, most ?? (largest > 0 ? largest * 1.1 : 1)] } },
+      scales: {
+        // A minute at least: the first seconds are not drawn out over all of it.
+        x: { range: (_plot, least, last) => [Math.min(least, last - 60), last] },
+        y: { range: (_plot, _least, largest) => [0, most ?? (largest > 0 ? largest * 1.1 : 1)] },
+      },
       axes: [
         { ...axis, space: 90, values: (_plot, times) => times.map(clock) },
         { ...axis, size: 64, values: (_plot, numbers) => numbers.map((number) => format(number)) },

@@ -39,7 +39,7 @@ const CHARTS = [
 
 const TILES = [
   { label: "generated / s", name: "generatedRate", format: short },
-  { label: "prompt tokens / s", name: "promptRate", format: short },
+  { label: "prompt / s", name: "promptRate", format: short },
   { label: "running", name: "running", format: whole },
   { label: "waiting", name: "waiting", format: whole },
   { label: "KV cache in use", name: "usage", format: percent },

@@ -48,6 +48,8 @@ def healthy_client(url, samples, leave):
                 if first is None and line.startswith(b"data: {"):
                     first = time.monotonic() - begun
                 lines.append(line.strip())
+            # The connection is kept only when the end has been read.
+            response.read()
             if response.status != 200 or b"data: [DONE]" not in lines or first is None:
                 complaint = f"status {response.status}, the end is {lines[-2:]!r}"
         except Exception as error:  # noqa: BLE001

@@ -134,6 +134,7 @@ def run_script(name, script, args, work, logs, report):
                                      start_new_session=True, env=environment)
         stack.callback(end, child)
         timer = threading.Timer(script.seconds, end, [child])
+        timer.daemon = True
         timer.start()
         told, failed = 0, 0
         for line in child.stdout:

@@ -179,12 +179,9 @@ fn wrong_type(random: &mut Random) -> Malformed {
     let path = random.pick(&[CHAT, COMPLETIONS]);
     let (field, value) = (random.pick(&FIELDS), random.pick(&VALUES));
     let body = with_field(path, field, value);
-    // A string is a fine stop string and prompt, ids are a fine prompt, no options are fine options, and the prompt means
-    // nothing to the chat.
-    let fits = matches!(
-        (field, value),
-        ("stop" | "prompt", "\"\\ud83d\\ude00\"") | ("prompt", "[[1]]") | ("stream_options", "{}" | "{\"a\":1}")
-    );
+    // A string is a fine stop string and prompt, ids are a fine prompt, and the prompt means nothing to the chat. Options of a
+    // stream need one.
+    let fits = matches!((field, value), ("stop" | "prompt", "\"\\ud83d\\ude00\"") | ("prompt", "[[1]]"));
     let foreign = matches!((path, field), (CHAT, "prompt") | (COMPLETIONS, "messages"));
     complete(&format!("{field} of a wrong type ({value})"), path, body.as_bytes(), !fits && !foreign)
 }
@@ -287,7 +284,7 @@ fn wrong_messages(random: &mut Random) -> Malformed {
         r#"[{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://x"}}]}]"#,
         r#"[{"role":"user","content":[{"type":"text"}]}]"#,
         r#"[{"role":"user","content":[["text"]]}]"#,
-        r#"[{"role":"tool","content":"hi","tool_call_id":"1"}]"#,
+        r#"[{"role":"tool","content":"hi"}]"#,
     ];
     let messages = random.pick(&MESSAGES);
     let body = with_field(CHAT, "messages", messages);

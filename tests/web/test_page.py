@@ -302,10 +302,10 @@ class WithStub(Page):
     def test_reasoning_is_folded_and_not_sent_back(self):
         self.say("think")
         self.answered("It is so.")
-        self.assertFalse(self.browser.run("return document.querySelector('#messages .reasoning').open"))
-        self.browser.run("document.querySelector('#messages .reasoning summary').focus()")
-        self.browser.press(ENTER)
-        self.browser.until_text("#messages .reasoning-text", "Let me see. Yes.")
+        reasoning = f"{LAST} .reasoning"
+        self.assertFalse(self.browser.run("return document.querySelector(arguments[0]).open", reasoning))
+        self.browser.click(f"{reasoning} summary")
+        self.browser.until_text(f"{reasoning}-text", "Let me see. Yes.")
         self.picture("reasoning")
         self.say("more")
         self.answered("number 2")

@@ -129,8 +129,12 @@ impl Generator {
     /// Every Ctrl-C from now on is meant for the next answer, every one before for none. To be called while the line editor has the
     /// terminal, where Ctrl-C is a key and no signal, so that none is between.
     pub(crate) fn watch(&self) {
+        self.watch_for(SignalKind::interrupt());
+    }
+
+    fn watch_for(&self, kind: SignalKind) {
         // Without it, the next answer watches for itself.
-        let signal = self.runtime.block_on(fresh(SignalKind::interrupt())).ok();
+        let signal = self.runtime.block_on(fresh(kind)).ok();
         *self.interrupt.lock().unwrap_or_else(PoisonError::into_inner) = signal;
     }
 
@@ -196,8 +200,9 @@ mod tests {
     #[test]
     fn a_signal_behind_the_watch_ends_the_answer_before_it_begins() {
         let generator = Generator::new().unwrap();
-        generator.watch();
-        let kill_me = format!("kill -INT {}", std::process::id());
+        // Other tests of this process wait for Ctrl-C.
+        generator.watch_for(SignalKind::user_defined2());
+        let kill_me = format!("kill -USR2 {}", std::process::id());
         assert!(std::process::Command::new("sh").args(["-c", &kill_me]).status().unwrap().success());
         let endless = std::future::pending::<()>();
         assert_eq!(generator.unless_stopped(endless).unwrap(), None);
@@ -213,6 +218,8 @@ mod tests {
         let kill_me = format!("kill -USR1 {}", std::process::id());
         let sent = std::process::Command::new("sh").args(["-c", &kill_me]).status().unwrap();
         assert!(sent.success());
+        // The handler runs in some thread of this process, which a busy machine lets wait.
+        std::thread::sleep(Duration::from_millis(300));
         let next = runtime.block_on(async {
             let mut signals = fresh(kind).await.unwrap();
             tokio::time::timeout(Duration::from_millis(100), signals.recv()).await

@@ -196,10 +196,21 @@ fn thoughts_come_first() {
             reasoning: Some((THINK, ReasoningStart::Possible)),
             ..answer(Some(calls(ToolFormat::Hermes, required, true)))
         };
-        let thought = format!("<think>I could <tool_call> here.</think>\n{call}");
+        let thought = format!("<think>I could call <b>.</think>\n{call}");
         let mut good = vec![call, thought.as_str()];
         good.extend(text);
         check(&answer, &good, &["<think>x</think>\n<tool_call>no", "<tool_call>no"]);
+    }
+}
+
+#[test]
+fn a_mark_in_thoughts_begins_no_call() {
+    let tokenizer = open(&TinyModel::default().to_gguf());
+    for required in [true, false] {
+        let reasoning = Some((THINK, ReasoningStart::Possible));
+        let answer = AnswerGrammar { reasoning, ..answer(Some(calls(ToolFormat::Hermes, required, true))) };
+        let text = "<think>I could <tool_call> here.</think>\n<tool_call>\n{\"name\": \"f_2\", \"arguments\": {}}\n</tool_call>";
+        assert!(accepts(&tokenizer, &compile(&tokenizer, &answer), text), "{required}");
     }
 }
 

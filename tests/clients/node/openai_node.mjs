@@ -70,7 +70,7 @@ check('chat.stream', async ({ chat }) => {
 });
 
 check('chat.stream_helper', async ({ client, model }) => {
-  const stream = client.chat.completions.stream({ model, messages: CHAT, temperature: 0, max_completion_tokens: 16 });
+  const stream = client.chat.completions.stream({ model, messages: CHAT, temperature: 0, max_completion_tokens: 400, stop: [':'] });
   let text = '';
   stream.on('content', (delta) => (text += delta));
   equal(text || (await stream.finalContent()), await stream.finalContent(), 'the joined text');

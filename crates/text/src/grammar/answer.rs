@@ -332,6 +332,12 @@ impl Writer<'_> {
             alternatives.push(if calls.format == ToolFormat::MistralArgs {
                 let mark = self.mark("[ARGS]", "", Blank::None);
                 format!("{} {} {}@{name}", lark::string(&tool.name), mark.text, mark.blank.text())
+            } else if calls.format == ToolFormat::Llama3 {
+                // In the lexemes of JSON: without a mark, a text of another form may begin alike.
+                let tool = format!("\"{}\"", tool.name);
+                let head =
+                    ["{", "\"name\"", ": ", tool.as_str(), ", ", "\"parameters\"", ": "].map(lark::string).join(" ");
+                format!("{head} @{name} \"}}\"")
             } else {
                 let key = calls.format.arguments_key();
                 let head = format!("{{\"name\": \"{}\", \"{key}\": ", tool.name);

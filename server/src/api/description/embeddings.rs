@@ -31,7 +31,6 @@ fn request() -> Value {
             ("input", input),
             ("encoding_format", one_of(&["float", "base64"], "base64 is of float32, little-endian.")),
             ("dimensions", integer_from(1, "Elements that are kept, from the first; at most those of the model.")),
-            ("user", string("Not used.")),
             (
                 "pooling",
                 one_of(&["mean", "last"], "How the hidden states become one; the model's file says the default."),

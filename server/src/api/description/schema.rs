@@ -134,6 +134,7 @@ fn error() -> Value {
 pub(super) fn components() -> Vec<Named> {
     let timings = vec![
         ("queue_ms", number("From arrival to the first step.")),
+        ("cache_n", integer("Tokens of the prompt that were not computed again.")),
         ("prompt_n", integer("Tokens of the prompt.")),
         ("prompt_ms", number("From the first step to the first token.")),
         ("prompt_per_token_ms", number("The same for each token of the prompt.")),
@@ -142,11 +143,9 @@ pub(super) fn components() -> Vec<Named> {
         ("predicted_ms", number("From the first token to the last.")),
         ("predicted_per_token_ms", number("The same for each token after the first.")),
         ("predicted_per_second", number("Tokens after the first per second.")),
+        ("draft_n", integer("Guesses of tokens that were verified.")),
+        ("draft_n_accepted", integer("Of those, the ones that were right.")),
     ];
-    let required: Vec<&str> = timings.iter().map(|(name, _)| *name).collect();
-    let mut fields = timings;
-    fields
-        .push(("cache_n", integer("Tokens of the prompt that were not computed again; on llama-server's endpoints.")));
     let usage = all(vec![
         ("prompt_tokens", integer("Tokens of all prompts.")),
         ("completion_tokens", integer("Tokens of all answers, those that end them included.")),
@@ -155,7 +154,13 @@ pub(super) fn components() -> Vec<Named> {
             "prompt_tokens_details",
             all(vec![("cached_tokens", integer("Tokens of prompts that were not computed again."))]),
         ),
-        ("completion_tokens_details", all(vec![("reasoning_tokens", integer("0."))])),
+        (
+            "completion_tokens_details",
+            all(vec![(
+                "reasoning_tokens",
+                integer("Of the answers, the ones that the model thought with, where thoughts are told apart."),
+            )]),
+        ),
     ]);
-    vec![("Error", all(vec![("error", error())])), ("Timings", object(fields, &required)), ("Usage", usage)]
+    vec![("Error", all(vec![("error", error())])), ("Timings", all(timings)), ("Usage", usage)]
 }

@@ -51,7 +51,7 @@ fn readers() -> [(&'static str, Read, Vec<Value>); 10] {
     let chat = |choice: &Value| json!({ "messages": messages, "tools": tools, "tool_choice": choice, "chat_template_kwargs": {}, "reasoning_effort": "medium" });
     let formats = json!({ "type": "json_schema", "json_schema": { "name": "n", "schema": {} } });
     let forms = [
-        json!({ "response_format": formats, "stream_options": {} }),
+        json!({ "response_format": formats, "stream": true, "stream_options": {} }),
         json!({ "response_format": { "type": "json_object", "schema": {} }, "structured_outputs": {} }),
         json!({ "response_format": { "type": "json_schema", "schema": {} } }),
     ];

@@ -55,6 +55,8 @@ impl LineEditor {
         let mut editor = Editor::with_config(config).context("cannot use the terminal")?;
         editor.set_helper(Some(Completion(FilenameCompleter::new())));
         let wants_editor = Arc::new(AtomicBool::new(false));
+        // The line editor sets signals back to what they were before a line: from the first line on, that is our handler.
+        generator.watch();
         let enter = EventHandler::Conditional(Box::new(EnterKey(generator)));
         editor.bind_sequence(KeyEvent(KeyCode::Enter, Modifiers::NONE), enter);
         let key = EditorKey(Arc::clone(&wants_editor));
