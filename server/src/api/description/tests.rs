@@ -123,7 +123,7 @@ fn readers() -> [(&'static str, Read, Vec<Value>); 10] {
             "ResponsesRequest",
             |body, state, served| responses::prepare(body, state, served).map(drop),
             vec![
-                json!({ "input": "a", "text": { "format": { "type": "json_schema", "schema": {} } }, "stream_options": {} }),
+                json!({ "input": "a", "text": { "format": { "type": "json_schema", "schema": {} } }, "stream": true, "stream_options": {} }),
                 json!({ "input": "a", "structured_outputs": {}, "response_format": { "type": "json_schema", "json_schema": { "schema": {} } } }),
                 json!({ "input": "a", "response_format": { "type": "json_object", "schema": {} } }),
                 json!({
