@@ -156,6 +156,14 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).code("unknown_url")
     }
 
+    /// 404: an answer of the past, and there are none.
+    pub fn nothing_stored(path: &str) -> Self {
+        let message = format!(
+            "there is nothing at {path}: this server stores no responses; send the whole conversation as input"
+        );
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).code("not_found")
+    }
+
     /// 405: the path exists, the method does not.
     pub fn method_not_allowed(method: &str, path: &str) -> Self {
         let message = format!("{path} does not take {method}; the Allow header says what it takes");
@@ -240,6 +248,16 @@ impl ApiError {
         &self.0.message
     }
 
+    /// Tokens of the prompt and of the context, for a prompt that does not fit.
+    pub(crate) fn overflow(&self) -> Option<(usize, usize)> {
+        self.0.overflow
+    }
+
+    /// Whether the same request may be answered later.
+    pub(crate) fn may_pass(&self) -> bool {
+        self.0.retry_after_s.is_some()
+    }
+
     /// The response with another body than [`ApiError::to_json`].
     pub(crate) fn respond_with(&self, body: Value) -> Response {
         let mut response = (self.0.status, Json(body)).into_response();
@@ -253,6 +271,8 @@ impl ApiError {
         if self.0.closes {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
+        // For protocols that write errors in another way.
+        response.extensions_mut().insert(self.clone());
         response
     }
 

@@ -109,7 +109,7 @@ fn structured_outputs(nested: &mut Fields, asked: &mut Asked) -> Result<(), ApiE
 }
 
 /// A schema, as an object or as its text.
-fn schema(fields: &mut Fields, field: &str) -> Result<Option<GrammarSpec>, ApiError> {
+pub(crate) fn schema(fields: &mut Fields, field: &str) -> Result<Option<GrammarSpec>, ApiError> {
     let invalid = |fields: &Fields, problem: String| {
         let name = fields.name_of(field);
         Err(ApiError::invalid(name.clone(), format!("{name} must be a JSON schema, {problem}")))

@@ -1,6 +1,7 @@
 //! What happens around every request: its id, its log line, and a panic turned into a 500.
 
 use std::any::Any;
+use std::sync::Arc;
 
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue};
@@ -11,12 +12,18 @@ use crate::access_log;
 use crate::errors::ApiError;
 
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// A request's id, for those who handle it.
+#[derive(Debug, Clone)]
+pub(crate) struct RequestId(pub(crate) Arc<str>);
+
 /// A longer id from a client is replaced.
 const MAX_ID_BYTES: usize = 128;
 
 /// Gives each request an id (the client's `x-request-id`, or a new one), a span for its logs, and a log line.
-pub(crate) async fn identify(request: Request, next: Next) -> Response {
+pub(crate) async fn identify(mut request: Request, next: Next) -> Response {
     let id = client_id(&request).unwrap_or_else(|| uuid::Uuid::new_v4().simple().to_string());
+    request.extensions_mut().insert(RequestId(id.as_str().into()));
     let span = tracing::info_span!("request", %id);
     let mut response = access_log::handle(request, next, span).await;
     if let Ok(value) = HeaderValue::from_str(&id) {

@@ -74,7 +74,7 @@ impl Parameters {
             top_p: number(fields, "top_p", 0.0, 1.0)?.unwrap_or(1.0),
             seed: seed(fields)?,
             max_tokens: newer.or(older).map(count),
-            stop: stop(fields)?,
+            stop: stop_strings(fields, "stop")?,
             stop_token_ids: stop_token_ids(fields)?,
             shown_tokens: Vec::new(),
             include_stop_str_in_output: fields.boolean("include_stop_str_in_output")?.unwrap_or(false),
@@ -238,25 +238,25 @@ fn seed(fields: &mut Fields) -> Result<Option<u64>, ApiError> {
 }
 
 /// One stop string or several.
-fn stop(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
-    let items = match fields.take("stop") {
+pub(crate) fn stop_strings(fields: &mut Fields, field: &str) -> Result<Vec<String>, ApiError> {
+    let items = match fields.take(field) {
         None => return Ok(Vec::new()),
         Some(Value::Array(items)) if items.len() <= MAX_STOPS => items,
         Some(Value::Array(items)) => {
-            let message = format!("stop has {} strings; at most {MAX_STOPS} are taken", items.len());
-            return Err(ApiError::invalid("stop", message));
+            let message = format!("{field} has {} strings; at most {MAX_STOPS} are taken", items.len());
+            return Err(ApiError::invalid(field, message));
         }
         Some(text @ Value::String(_)) => vec![text],
         Some(other) => {
-            let message = format!("stop must be a string or an array of strings, got {}", show(&other));
-            return Err(ApiError::invalid("stop", message));
+            let message = format!("{field} must be a string or an array of strings, got {}", show(&other));
+            return Err(ApiError::invalid(field, message));
         }
     };
     let check = |item: Value| match item {
         Value::String(text) if !text.is_empty() && text.len() <= MAX_STOP_BYTES => Ok(text),
         other => {
             let message = format!("a stop string must have 1 to {MAX_STOP_BYTES} bytes, got {}", show(&other));
-            Err(ApiError::invalid("stop", message))
+            Err(ApiError::invalid(field, message))
         }
     };
     items.into_iter().map(check).collect()

@@ -6,7 +6,8 @@ use axum::routing::{self, MethodRouter};
 
 use crate::api::description::{self as describe, Operation};
 use crate::api::{
-    chat_completions, completions, embeddings, health, loads, metrics, models, native, server_info, tokens,
+    chat_completions, completions, embeddings, health, loads, messages, metrics, models, native, responses,
+    server_info, tokens,
 };
 use crate::state::ServerState;
 
@@ -27,6 +28,9 @@ pub(crate) fn routes() -> Vec<Route> {
         post("/v1/chat/completions/input_tokens", tokens::input_tokens, describe::tokens::input_tokens),
         post("/v1/completions", completions::completions, describe::generation::completions),
         post("/v1/embeddings", embeddings::embeddings, describe::embeddings::embeddings),
+        post("/v1/messages", messages::messages, describe::messages::messages),
+        post("/v1/messages/count_tokens", messages::count_tokens, describe::messages::count_tokens),
+        post("/v1/responses", responses::responses, describe::responses::responses),
         post("/completion", native::completion, describe::native::completion),
         post("/completions", native::completion, describe::native::completion),
         post("/tokenize", tokens::tokenize, describe::tokens::tokenize),

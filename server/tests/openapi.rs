@@ -49,6 +49,14 @@ fn samples() -> Vec<(&'static str, &'static str, Value)> {
         ("post", "/v1/chat/completions/input_tokens", json!({ "messages": messages })),
         ("post", "/apply-template", json!({ "messages": messages })),
     ];
+    let tools = json!([{ "name": "f", "input_schema": { "type": "object" } }]);
+    samples.extend([
+        ("post", "/v1/messages", json!({ "messages": messages, "max_tokens": 4 })),
+        ("post", "/v1/messages", json!({ "messages": messages, "max_tokens": 20, "stream": true })),
+        ("post", "/v1/messages/count_tokens", json!({ "messages": messages, "tools": tools, "system": "S" })),
+        ("post", "/v1/responses", json!({ "input": "Hi", "metadata": { "a": "b" }, "top_logprobs": 1 })),
+        ("post", "/v1/responses", json!({ "input": "Hi", "max_output_tokens": 4, "stream": true, "top_logprobs": 1 })),
+    ]);
     for path in ["/completion", "/completions"] {
         samples.push((
             "post",
@@ -140,6 +148,9 @@ async fn every_answer_has_the_form_that_is_described() {
             let validator = validator(schema, &document);
             match content_type.as_str() {
                 "application/json" => check(&answer.json(), &validator, &what),
+                "text/event-stream" if answer.body.starts_with("event: ") => {
+                    answer.events().iter().for_each(|event| check(event, &validator, &what));
+                }
                 "text/event-stream" => {
                     for frame in answer.frames().iter().filter(|frame| *frame != "[DONE]") {
                         check(&serde_json::from_str(frame).unwrap(), &validator, &what);
@@ -162,6 +173,10 @@ async fn every_error_has_the_form_that_is_described() {
         (&ready, "post", "/completion", json!({ "mirostat": 1, "prompt": "a" })),
         (&ready, "post", "/tokenize", json!({})),
         (&loading, "post", "/tokenize", json!({ "prompt": "a" })),
+        (&loading, "post", "/v1/messages", json!({})),
+        (&ready, "post", "/v1/messages", json!({ "messages": 5 })),
+        (&ready, "post", "/v1/messages/count_tokens", json!({ "messages": 5 })),
+        (&ready, "post", "/v1/responses", json!({ "input": 5 })),
         (&loading, "get", "/health", Value::Null),
         (&loading, "get", "/v1/loads", Value::Null),
     ] {

@@ -82,7 +82,9 @@ pub(crate) fn conversation(fields: &mut Fields, served: &Served) -> Result<Conve
     let tools::Offer { tools, choice, parallel } = tools::take(fields)?;
     let thoughts = thoughts(fields)?;
     let mut variables = template_variables(fields)?;
-    reasoning_effort(fields, served, &mut variables)?;
+    if let Some(effort) = fields.string("reasoning_effort")? {
+        reasoning_effort(&effort, "reasoning_effort", served, &mut variables)?;
+    }
     Ok(Conversation {
         messages,
         messages_field: MESSAGES,
@@ -114,7 +116,8 @@ fn read_logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     Ok(is_asked.then_some(num_top))
 }
 
-fn template_variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+/// Variables of the template that a request gives by itself.
+pub(crate) fn template_variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
     let Some(variables) = fields.object("chat_template_kwargs")? else { return Ok(Map::new()) };
     let variables = variables.into_rest();
     match RESERVED_VARIABLES.iter().find(|name| variables.contains_key(**name)) {
@@ -145,17 +148,21 @@ fn thoughts(fields: &mut Fields) -> Result<Thoughts, ApiError> {
 
 /// `reasoning_effort` is a variable of templates that know it. Others know at most whether to think, and `none` says so to them;
 /// `medium` is the default and asks for nothing.
-fn reasoning_effort(fields: &mut Fields, served: &Served, variables: &mut Map<String, Value>) -> Result<(), ApiError> {
-    const FIELD: &str = "reasoning_effort";
-    let Some(effort) = fields.string(FIELD)? else { return Ok(()) };
-    if !EFFORTS.contains(&effort.as_str()) {
+pub(crate) fn reasoning_effort(
+    effort: &str,
+    field: &str,
+    served: &Served,
+    variables: &mut Map<String, Value>,
+) -> Result<(), ApiError> {
+    const VARIABLE: &str = "reasoning_effort";
+    if !EFFORTS.contains(&effort) {
         let got = show(&Value::from(effort));
-        return Err(ApiError::invalid(FIELD, format!("{FIELD} must be one of {}, got {got}", EFFORTS.join(", "))));
+        return Err(ApiError::invalid(field, format!("{field} must be one of {}, got {got}", EFFORTS.join(", "))));
     }
     let knows = |name: &str| served.model.template.as_ref().is_some_and(|template| template.source().contains(name));
-    match effort.as_str() {
-        _ if knows(FIELD) => {
-            variables.entry(FIELD).or_insert(effort.into());
+    match effort {
+        _ if knows(VARIABLE) => {
+            variables.entry(VARIABLE).or_insert(effort.into());
         }
         "none" if knows("enable_thinking") => {
             variables.entry("enable_thinking").or_insert(false.into());
@@ -164,9 +171,9 @@ fn reasoning_effort(fields: &mut Fields, served: &Served, variables: &mut Map<St
         "medium" => {}
         _ => {
             let message = format!(
-                "{FIELD} is not supported by this model, whose chat template has no such variable; leave it out (got \"{effort}\")"
+                "{field} is not supported by this model, whose chat template has no such variable; leave it out (got \"{effort}\")"
             );
-            return Err(ApiError::unsupported(FIELD, message));
+            return Err(ApiError::unsupported(field, message));
         }
     }
     Ok(())

@@ -16,8 +16,10 @@ use crate::routes::{Route, routes};
 pub(crate) mod embeddings;
 pub(crate) mod generation;
 pub(crate) mod info;
+pub(crate) mod messages;
 pub(crate) mod native;
 mod page;
+pub(crate) mod responses;
 mod schema;
 #[cfg(test)]
 mod tests;
@@ -68,7 +70,14 @@ const EVENTS: &str = "text/event-stream";
 
 /// Schemas that several others refer to, by name.
 fn components() -> Map<String, Value> {
-    let groups = [schema::components(), generation::components(), native::components(), embeddings::components()];
+    let groups = [
+        schema::components(),
+        generation::components(),
+        messages::components(),
+        responses::components(),
+        native::components(),
+        embeddings::components(),
+    ];
     groups.into_iter().flatten().map(|(name, schema)| (name.to_owned(), schema)).collect()
 }
 

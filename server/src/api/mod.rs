@@ -17,9 +17,11 @@ pub(crate) mod description;
 pub(crate) mod embeddings;
 pub(crate) mod health;
 pub(crate) mod loads;
+pub(crate) mod messages;
 pub(crate) mod metrics;
 pub(crate) mod models;
 pub(crate) mod native;
+pub(crate) mod responses;
 pub(crate) mod server_info;
 pub(crate) mod tokens;
 

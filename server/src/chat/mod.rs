@@ -6,19 +6,25 @@
 
 mod dialect;
 mod form;
+mod history;
 mod render;
+mod single;
+mod stop_watch;
 mod stream;
 mod tools;
 
 use serde_json::{Map, Value};
 use taper_text::{AnswerSyntax, ChatMessage, ToolSyntax};
 
+use self::stop_watch::StopWatch;
 use crate::errors::ApiError;
 use crate::parameters::Parameters;
 use crate::state::Served;
 
 pub(crate) use dialect::Dialect;
+pub(crate) use history::{arguments_of, call_of, merge_turns, name_of_call};
 pub(crate) use render::{encode, render};
+pub(crate) use single::{End, Events, Protocol, check_single, send};
 pub(crate) use stream::{ChatPart, ChatPiece, ChatStream, Ending};
 pub(crate) use tools::{Tool, ToolChoice, check_tools};
 
@@ -73,6 +79,15 @@ pub(crate) struct Reading {
     tells_thoughts: bool,
     /// Calls beyond these are not told.
     max_calls: usize,
+    /// Finds the stop string that ended an answer, for protocols that tell.
+    stop_watch: Option<StopWatch>,
+}
+
+impl Prepared {
+    /// Has [`ChatStream::met_stop`] tell which stop string ended an answer.
+    pub(crate) fn watch_stops(&mut self, served: &Served, parameters: &Parameters) {
+        self.reading.stop_watch = StopWatch::new(&served.model.tokenizer, &self.prompt, &parameters.sampling);
+    }
 }
 
 /// Renders a conversation, and sets the form and the shown tokens in `parameters` that its answer needs.
@@ -101,6 +116,7 @@ pub(crate) fn prepare(
         syntax: AnswerSyntax { reasoning: reasoning.filter(|_| conversation.thoughts != Thoughts::InText), tools },
         tells_thoughts: conversation.thoughts == Thoughts::Apart,
         max_calls: if conversation.parallel_calls { usize::MAX } else { 1 },
+        stop_watch: None,
     };
     Ok(Prepared { prompt, reading })
 }

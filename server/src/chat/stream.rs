@@ -7,6 +7,7 @@ use taper_engine::{FinishReason, TokenLogprobs};
 use taper_text::{AnswerParser, AnswerPart};
 
 use super::Reading;
+use super::stop_watch::StopWatch;
 use crate::answer::{AnswerPiece, Source};
 use crate::errors::ApiError;
 use crate::generation::{Generation, Output, Piece, Totals, mean_logprob};
@@ -77,6 +78,7 @@ struct Choice {
     /// Tokens that no piece has carried yet.
     held: ChatPiece,
     reasoning_tokens: usize,
+    stop_watch: Option<StopWatch>,
 }
 
 /// The answers to one conversation.
@@ -94,15 +96,24 @@ impl ChatStream {
             parser: AnswerParser::new(reading.syntax.clone()),
             held: ChatPiece::default(),
             reasoning_tokens: 0,
+            stop_watch: reading.stop_watch.clone(),
         };
         let choices = (0..generation.num_choices()).map(|_| choice()).collect();
         ChatStream { generation, choices, tells_thoughts: reading.tells_thoughts, max_calls: reading.max_calls }
     }
 
+    /// The stop string that ended a choice, where somebody watches for it.
+    pub(crate) fn met_stop(&self, choice: usize) -> Option<&str> {
+        self.choices[choice].stop_watch.as_ref()?.met()
+    }
+
     /// Reads more of a choice; its tokens are held back while there is nothing to tell.
     fn read(&mut self, choice: usize, piece: Piece, is_end: bool) -> ChatPiece {
-        let Choice { parser, held, reasoning_tokens } = &mut self.choices[choice];
+        let Choice { parser, held, reasoning_tokens, stop_watch } = &mut self.choices[choice];
         let Piece { text, tokens, logprobs } = piece;
+        if let Some(watch) = stop_watch {
+            watch.note(&text, &tokens);
+        }
         if parser.is_reasoning() {
             *reasoning_tokens += tokens.len();
         }

@@ -21,6 +21,8 @@ pub(crate) struct Tool {
     pub(crate) strict: bool,
     /// The field that holds the tool, for errors: `tools[0].function`.
     pub(crate) field: String,
+    /// What its schema is called there, for errors.
+    pub(crate) schema_name: &'static str,
 }
 
 /// Whether an answer calls tools.
@@ -61,7 +63,7 @@ impl Tool {
 
     /// The field of the schema, for errors.
     pub(crate) fn parameters_field(&self) -> String {
-        format!("{}.parameters", self.field)
+        format!("{}.{}", self.field, self.schema_name)
     }
 
     /// The tool as templates know it.

@@ -135,6 +135,23 @@ impl Answer {
             .collect()
     }
 
+    /// The events of a stream of named ones, after checking the framing and that each has its name as `type`.
+    pub(crate) fn events(&self) -> Vec<Value> {
+        assert_eq!(self.status, 200, "{}", self.body);
+        assert_eq!(self.headers["content-type"], "text/event-stream");
+        let frames = self.body.strip_suffix("\n\n").expect("a stream ends with an empty line").split("\n\n");
+        let event = |frame: &str| {
+            let (name, data) = frame.split_once('\n').unwrap_or_else(|| panic!("not an event: {frame:?}"));
+            let name = name.strip_prefix("event: ").unwrap_or_else(|| panic!("no name: {frame:?}"));
+            let data = data.strip_prefix("data: ").unwrap_or_else(|| panic!("no data: {frame:?}"));
+            assert!(!data.contains(['\n', '\r']), "{frame:?}");
+            let event: Value = serde_json::from_str(data).unwrap();
+            assert_eq!(event["type"], name);
+            event
+        };
+        frames.map(event).collect()
+    }
+
     /// The chunks of a stream that must end with `[DONE]`.
     pub(crate) fn chunks(&self) -> Vec<Value> {
         let mut frames = self.frames();

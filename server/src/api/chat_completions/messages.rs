@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use taper_text::ChatMessage;
 
+use crate::chat::{arguments_of, call_of, name_of_call};
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 
@@ -26,12 +27,6 @@ pub(super) fn take(fields: &mut Fields, field: &str) -> Result<Vec<ChatMessage>,
         messages.push(message);
     }
     Ok(messages)
-}
-
-/// The tool that was called under an id: some templates ask for it beside the result.
-fn name_of_call(messages: &[ChatMessage], id: &str) -> Option<String> {
-    let mut calls = messages.iter().rev().flat_map(|message| &message.tool_calls);
-    calls.find(|call| call["id"] == id).and_then(|call| call["function"]["name"].as_str()).map(str::to_owned)
 }
 
 fn read_message(mut fields: Fields) -> Result<ChatMessage, ApiError> {
@@ -115,19 +110,14 @@ fn read_tool_call(path: &str, call: Value) -> Result<Value, ApiError> {
     let arguments = match function.take("arguments") {
         None => json!({}),
         Some(object @ Value::Object(_)) => object,
-        Some(Value::String(text)) if text.trim().is_empty() => json!({}),
-        Some(Value::String(text)) => match serde_json::from_str(&text) {
-            Ok(object @ Value::Object(_)) => object,
-            // The model's own mistake, which it shall see as it was.
-            _ => Value::String(text),
-        },
+        Some(Value::String(text)) => arguments_of(text),
         Some(other) => {
             let name = function.name_of("arguments");
             let message = format!("{name} must be a string of JSON, got {}", show(&other));
             return Err(ApiError::invalid(name, message));
         }
     };
-    Ok(json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } }))
+    Ok(call_of(&id, &name, &arguments))
 }
 
 fn read_parts(parts: Vec<Value>, path: &str) -> Result<String, ApiError> {

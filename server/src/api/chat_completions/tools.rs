@@ -54,7 +54,7 @@ fn read_tool(path: &str, item: Value) -> Result<Tool, ApiError> {
     let description = function.string("description")?;
     let parameters = function.object("parameters")?.map(|parameters| Value::Object(parameters.into_rest()));
     let strict = function.boolean("strict")?.unwrap_or(false);
-    Ok(Tool { name, description, parameters, strict, field })
+    Ok(Tool { name, description, parameters, strict, field, schema_name: "parameters" })
 }
 
 /// The choice, and the names that it is restricted to.

@@ -6,7 +6,7 @@ use taper_engine::stub::{StubRunner, stub_limits};
 use taper_engine::{Engine, EngineConfig};
 
 use super::*;
-use crate::api::{chat_completions, completions, embeddings, native, tokens};
+use crate::api::{chat_completions, completions, embeddings, messages, native, responses, tokens};
 use crate::errors::ApiError;
 use crate::fields::asked;
 use crate::state::{Served, ServedModel, ServerState};
@@ -37,7 +37,7 @@ fn served() -> (ServerState, Arc<Served>) {
 }
 
 /// For each schema of a request: what reads it, and bodies that make it ask for every field there is.
-fn readers() -> [(&'static str, Read, Vec<Value>); 7] {
+fn readers() -> [(&'static str, Read, Vec<Value>); 10] {
     let call = json!({ "id": "a", "type": "function", "function": { "name": "f", "arguments": "{}" } });
     let messages = json!([
         { "role": "user", "content": [{ "type": "text", "text": "hi" }] },
@@ -63,6 +63,36 @@ fn readers() -> [(&'static str, Read, Vec<Value>); 7] {
         });
         with_forms.collect::<Vec<Value>>()
     };
+    let anthropics = |fields: Value| {
+        let mut body = json!({
+            "system": [{ "type": "text", "text": "S" }],
+            "messages": [
+                { "role": "user", "content": [{ "type": "text", "text": "hi" }] },
+                { "role": "assistant", "content": [
+                    { "type": "thinking", "thinking": "hm" },
+                    { "type": "redacted_thinking", "data": "x" },
+                    { "type": "tool_use", "id": "a", "name": "f", "input": {} },
+                ] },
+                { "role": "user", "content": [
+                    { "type": "tool_result", "tool_use_id": "a", "content": [{ "type": "text", "text": "it is" }] },
+                ] },
+            ],
+            "tools": [{ "name": "f", "input_schema": {} }],
+            "tool_choice": { "type": "auto" },
+            "thinking": { "type": "enabled" },
+            "output_config": { "effort": "low" },
+            "chat_template_kwargs": {},
+        });
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        body
+    };
+    let input = json!([
+        { "role": "user", "content": [{ "type": "input_text", "text": "hi" }] },
+        { "type": "reasoning", "content": [{ "type": "reasoning_text", "text": "hm" }] },
+        { "role": "assistant", "content": [{ "type": "refusal", "refusal": "no" }] },
+        { "type": "function_call", "call_id": "a", "name": "f", "arguments": "{}" },
+        { "type": "function_call_output", "call_id": "a", "output": "it is" },
+    ]);
     [
         (
             "ChatRequest",
@@ -78,6 +108,34 @@ fn readers() -> [(&'static str, Read, Vec<Value>); 7] {
             "NativeRequest",
             |body, state, served| native::prepare(body, state, served).map(drop),
             [with(json!({ "prompt": "a" })), vec![json!({ "prompt": { "prompt_string": "a" } })]].concat(),
+        ),
+        (
+            "MessagesRequest",
+            |body, state, served| messages::prepare(body, state, served).map(drop),
+            with(anthropics(json!({ "max_tokens": 5 }))),
+        ),
+        (
+            "CountTokensRequest",
+            |body, state, served| messages::read_count_tokens(body, state, served).map(drop),
+            with(anthropics(json!({}))),
+        ),
+        (
+            "ResponsesRequest",
+            |body, state, served| responses::prepare(body, state, served).map(drop),
+            vec![
+                json!({ "input": "a", "text": { "format": { "type": "json_schema", "schema": {} } }, "stream": true, "stream_options": {} }),
+                json!({ "input": "a", "structured_outputs": {}, "response_format": { "type": "json_schema", "json_schema": { "schema": {} } } }),
+                json!({ "input": "a", "response_format": { "type": "json_object", "schema": {} } }),
+                json!({
+                    "input": input, "reasoning": { "effort": "medium" }, "text": {}, "chat_template_kwargs": {},
+                    "tools": [{ "type": "function", "name": "f", "parameters": {} }],
+                    "tool_choice": { "type": "function", "name": "f" },
+                }),
+                json!({
+                    "input": input, "tools": [{ "type": "function", "name": "f" }],
+                    "tool_choice": { "type": "allowed_tools", "tools": [{ "type": "function", "name": "f" }] },
+                }),
+            ],
         ),
         (
             "EmbeddingRequest",
@@ -196,8 +254,14 @@ fn no_two_operations_have_one_id_and_no_component_is_named_twice() {
     let ids: Vec<&Value> = operations.map(|operation| &operation["operationId"]).collect();
     let different: BTreeSet<String> = ids.iter().map(ToString::to_string).collect();
     assert_eq!(ids.len(), different.len());
-    let groups =
-        [schema::components(), generation::components(), super::native::components(), super::embeddings::components()];
+    let groups = [
+        schema::components(),
+        generation::components(),
+        super::messages::components(),
+        super::responses::components(),
+        super::native::components(),
+        super::embeddings::components(),
+    ];
     assert_eq!(components().len(), groups.iter().map(Vec::len).sum::<usize>());
 }
 

@@ -1,0 +1,169 @@
+//! Anthropic's `system` and `messages`, as the messages that templates know.
+
+use serde_json::{Value, json};
+use taper_text::ChatMessage;
+
+use crate::chat::{call_of, merge_turns, name_of_call};
+use crate::errors::ApiError;
+use crate::fields::{Fields, show};
+
+/// Takes both.
+pub(super) fn take(fields: &mut Fields) -> Result<Vec<ChatMessage>, ApiError> {
+    let mut messages = Vec::new();
+    if let Some(system) = fields.take("system") {
+        messages.push(ChatMessage::new("system", texts("system", system)?));
+    }
+    let Some(items) = fields.array("messages")? else {
+        let message = "messages is missing; it is an array of {\"role\", \"content\"}";
+        return Err(ApiError::missing("messages", message));
+    };
+    if items.is_empty() {
+        return Err(ApiError::invalid("messages", "messages must hold at least one message"));
+    }
+    for (index, item) in items.into_iter().enumerate() {
+        read_message(Fields::nested(&format!("messages[{index}]"), item)?, &mut messages)?;
+    }
+    if messages.last().is_some_and(|last| last.role == "assistant") {
+        let message =
+            "messages must end with a message of the user: this server does not go on with one of the assistant";
+        return Err(ApiError::unsupported("messages", message));
+    }
+    Ok(merge_turns(messages))
+}
+
+fn missing(name: &str) -> ApiError {
+    ApiError::missing(name, format!("{name} is missing"))
+}
+
+fn read_message(mut fields: Fields, messages: &mut Vec<ChatMessage>) -> Result<(), ApiError> {
+    let role_name = fields.name_of("role");
+    let content_name = fields.name_of("content");
+    let role = fields.string("role")?.ok_or_else(|| missing(&role_name))?;
+    let content = fields.take("content").ok_or_else(|| missing(&content_name))?;
+    match role.as_str() {
+        "user" => read_user(&content_name, content, messages),
+        "assistant" => {
+            messages.push(read_assistant(&content_name, content)?);
+            Ok(())
+        }
+        other => {
+            let hint = if other == "system" { "; what the system says goes into the field system" } else { "" };
+            let got = show(&Value::from(other));
+            let message = format!("{role_name} must be user or assistant, got {got}{hint}");
+            Err(ApiError::invalid(role_name, message))
+        }
+    }
+}
+
+/// The blocks of a content; a string is one of text.
+fn blocks(path: &str, content: Value) -> Result<Vec<Fields>, ApiError> {
+    match content {
+        Value::String(text) => Ok(vec![Fields::nested(path, json!({ "type": "text", "text": text }))?]),
+        Value::Array(blocks) => {
+            let block = |(index, block)| Fields::nested(&format!("{path}[{index}]"), block);
+            blocks.into_iter().enumerate().map(block).collect()
+        }
+        other => {
+            let message = format!("{path} must be a string or an array of blocks, got {}", show(&other));
+            Err(ApiError::invalid(path, message))
+        }
+    }
+}
+
+fn kind_of(block: &mut Fields) -> Result<String, ApiError> {
+    let name = block.name_of("type");
+    block.string("type")?.ok_or_else(|| missing(&name))
+}
+
+fn needed(block: &mut Fields, field: &str) -> Result<String, ApiError> {
+    let name = block.name_of(field);
+    block.string(field)?.ok_or_else(|| missing(&name))
+}
+
+fn refused(block: &Fields, kind: &str, known: &str) -> ApiError {
+    let name = block.name_of("type");
+    let why = match kind {
+        "image" | "document" | "search_result" => "this model reads text only",
+        _ => "this server has no such blocks",
+    };
+    let message = format!("{name} must be {known}, got {}; {why}", show(&Value::from(kind)));
+    ApiError::unsupported(name, message)
+}
+
+/// A content that may only have text.
+fn texts(path: &str, content: Value) -> Result<String, ApiError> {
+    let mut texts = Vec::new();
+    for mut block in blocks(path, content)? {
+        match kind_of(&mut block)?.as_str() {
+            "text" => texts.push(needed(&mut block, "text")?),
+            other => return Err(refused(&block, other, "text")),
+        }
+    }
+    Ok(texts.join("\n"))
+}
+
+/// Makes a message of what the user said so far.
+fn flush(said: &mut Vec<String>, messages: &mut Vec<ChatMessage>) {
+    if !said.is_empty() {
+        messages.push(ChatMessage::new("user", std::mem::take(said).join("\n")));
+    }
+}
+
+/// Texts are a message of the user; each result of a tool is a message of its own.
+fn read_user(path: &str, content: Value, messages: &mut Vec<ChatMessage>) -> Result<(), ApiError> {
+    let mut said: Vec<String> = Vec::new();
+    for mut block in blocks(path, content)? {
+        match kind_of(&mut block)?.as_str() {
+            "text" => said.push(needed(&mut block, "text")?),
+            "tool_result" => {
+                flush(&mut said, messages);
+                let result = read_result(block, messages)?;
+                messages.push(result);
+            }
+            other => return Err(refused(&block, other, "text or tool_result")),
+        }
+    }
+    flush(&mut said, messages);
+    Ok(())
+}
+
+fn read_result(mut block: Fields, messages: &[ChatMessage]) -> Result<ChatMessage, ApiError> {
+    let id = needed(&mut block, "tool_use_id")?;
+    let is_error = block.boolean("is_error")?.unwrap_or(false);
+    let path = block.name_of("content");
+    let mut content = block.take("content").map_or(Ok(String::new()), |content| texts(&path, content))?;
+    // Templates have no other place for it.
+    if is_error && !content.to_ascii_lowercase().starts_with("error") {
+        content.insert_str(0, "Error: ");
+    }
+    let name = name_of_call(messages, &id);
+    Ok(ChatMessage { name, tool_call_id: Some(id), ..ChatMessage::new("tool", content) })
+}
+
+fn read_assistant(path: &str, content: Value) -> Result<ChatMessage, ApiError> {
+    let mut said: Vec<String> = Vec::new();
+    let mut thought: Vec<String> = Vec::new();
+    let mut message = ChatMessage::new("assistant", "");
+    for mut block in blocks(path, content)? {
+        match kind_of(&mut block)?.as_str() {
+            "text" => said.push(needed(&mut block, "text")?),
+            "thinking" => {
+                block.string("signature")?;
+                thought.push(needed(&mut block, "thinking")?);
+            }
+            // Nobody but who wrote it can read it.
+            "redacted_thinking" => {
+                block.string("data")?;
+            }
+            "tool_use" => {
+                let (id, name) = (needed(&mut block, "id")?, needed(&mut block, "name")?);
+                let input = block.object("input")?.map_or_else(|| json!({}), |input| Value::Object(input.into_rest()));
+                message.tool_calls.push(call_of(&id, &name, &input));
+            }
+            other => return Err(refused(&block, other, "text, thinking, redacted_thinking or tool_use")),
+        }
+    }
+    message.content = said.join("\n");
+    message.reasoning_content = (!thought.is_empty()).then(|| thought.join("\n"));
+    Ok(message)
+}

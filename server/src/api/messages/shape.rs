@@ -1,0 +1,168 @@
+//! Anthropic's `message` and the events of its stream: blocks begin, grow and end, one after another.
+
+use serde_json::{Value, json};
+
+use super::errors;
+use crate::chat::{ChatPart, ChatPiece, End, Ending, Events, Protocol};
+use crate::errors::ApiError;
+use crate::generation::Totals;
+
+/// A block of the answer.
+enum Block {
+    Thinking(String),
+    Text(String),
+    ToolUse { id: String, name: String, input: String },
+}
+
+/// Writes a message.
+pub(super) struct Message {
+    id: String,
+    model: String,
+    prompt_tokens: usize,
+    blocks: Vec<Block>,
+    end: Option<(End, Totals)>,
+}
+
+impl Message {
+    /// An answer to a prompt of so many tokens.
+    pub(super) fn new(model: &str, prompt_tokens: usize) -> Message {
+        let id = format!("msg_{}", uuid::Uuid::new_v4().simple());
+        Message { id, model: model.to_owned(), prompt_tokens, blocks: Vec::new(), end: None }
+    }
+
+    fn to_json(&self, content: &[Value]) -> Value {
+        let (reason, stop) = self.end.as_ref().map(|(end, _)| stop_reason(end)).unzip();
+        json!({
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            "stop_reason": reason,
+            "stop_sequence": stop.flatten(),
+            "usage": self.usage(),
+        })
+    }
+
+    /// What the prefix cache spared is known at the end.
+    fn usage(&self) -> Value {
+        let (cached, output) =
+            self.end.as_ref().map_or((0, 0), |(_, totals)| (totals.cached_tokens, totals.completion_tokens));
+        json!({
+            "input_tokens": self.prompt_tokens.saturating_sub(cached),
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": output,
+        })
+    }
+
+    fn begin_block(&mut self, block: Block, events: &mut Events) {
+        self.end_block(events);
+        let index = self.blocks.len();
+        events.send(|| json!({ "type": "content_block_start", "index": index, "content_block": block.to_json() }));
+        self.blocks.push(block);
+    }
+
+    fn end_block(&self, events: &mut Events) {
+        if let Some(index) = self.blocks.len().checked_sub(1) {
+            events.send(|| json!({ "type": "content_block_stop", "index": index }));
+        }
+    }
+
+    fn delta(&self, delta: &Value, events: &mut Events) {
+        let index = self.blocks.len().saturating_sub(1);
+        events.send(|| json!({ "type": "content_block_delta", "index": index, "delta": delta }));
+    }
+}
+
+impl Block {
+    fn to_json(&self) -> Value {
+        match self {
+            // Nobody needs to prove who thought it.
+            Block::Thinking(text) => json!({ "type": "thinking", "thinking": text, "signature": "" }),
+            Block::Text(text) => json!({ "type": "text", "text": text, "citations": null }),
+            Block::ToolUse { id, name, input } => {
+                // A limit can cut a call short; then there is nothing to call it with.
+                let input = serde_json::from_str(input).ok().filter(Value::is_object).unwrap_or_else(|| json!({}));
+                json!({ "type": "tool_use", "id": id, "name": name, "input": input })
+            }
+        }
+    }
+}
+
+/// Anthropic's name of it, and the stop string.
+fn stop_reason(end: &End) -> (&'static str, Option<&str>) {
+    match (end.ending, &end.stop) {
+        (Ending::Length, _) => ("max_tokens", None),
+        (Ending::ToolCalls, _) => ("tool_use", None),
+        (Ending::Stop, Some(stop)) => ("stop_sequence", Some(stop)),
+        (Ending::Stop, None) => ("end_turn", None),
+    }
+}
+
+impl Protocol for Message {
+    fn begin(&mut self, events: &mut Events) {
+        events.send(|| json!({ "type": "message_start", "message": self.to_json(&[]) }));
+        events.send(|| json!({ "type": "ping" }));
+    }
+
+    fn piece(&mut self, piece: ChatPiece, events: &mut Events) {
+        for part in piece.parts {
+            match part {
+                ChatPart::Reasoning(text) => {
+                    if !matches!(self.blocks.last(), Some(Block::Thinking(_))) {
+                        self.begin_block(Block::Thinking(String::new()), events);
+                    }
+                    self.delta(&json!({ "type": "thinking_delta", "thinking": text }), events);
+                    if let Some(Block::Thinking(all)) = self.blocks.last_mut() {
+                        all.push_str(&text);
+                    }
+                }
+                ChatPart::Text(text) => {
+                    if !matches!(self.blocks.last(), Some(Block::Text(_))) {
+                        self.begin_block(Block::Text(String::new()), events);
+                    }
+                    self.delta(&json!({ "type": "text_delta", "text": text }), events);
+                    if let Some(Block::Text(all)) = self.blocks.last_mut() {
+                        all.push_str(&text);
+                    }
+                }
+                ChatPart::CallBegun { id, name, .. } => {
+                    let id = id.replacen("call_", "toolu_", 1);
+                    self.begin_block(Block::ToolUse { id, name, input: String::new() }, events);
+                }
+                // They follow the beginning of their call.
+                ChatPart::CallArguments { text, .. } => {
+                    self.delta(&json!({ "type": "input_json_delta", "partial_json": text }), events);
+                    if let Some(Block::ToolUse { input, .. }) = self.blocks.last_mut() {
+                        input.push_str(&text);
+                    }
+                }
+            }
+        }
+    }
+
+    fn end(&mut self, end: End, totals: &Totals, events: &mut Events) {
+        self.end_block(events);
+        self.end = Some((end, *totals));
+        events.send(|| {
+            let message = self.to_json(&[]);
+            let delta = json!({ "stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"] });
+            json!({ "type": "message_delta", "delta": delta, "usage": message["usage"] })
+        });
+        events.send(|| json!({ "type": "message_stop" }));
+    }
+
+    fn fail(&mut self, error: &ApiError, events: &mut Events) {
+        events.send(|| errors::to_json(error));
+    }
+
+    fn pause(&self) -> &'static [u8] {
+        b"event: ping\ndata: {\"type\":\"ping\"}\n\n"
+    }
+
+    fn whole(self) -> Value {
+        let content: Vec<Value> = self.blocks.iter().map(Block::to_json).collect();
+        self.to_json(&content)
+    }
+}

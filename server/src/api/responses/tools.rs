@@ -1,0 +1,111 @@
+//! `tools` and `tool_choice`, which are flatter here than in the chat endpoint.
+
+use serde_json::Value;
+
+use crate::chat::{Tool, ToolChoice, check_tools};
+use crate::errors::ApiError;
+use crate::fields::{Fields, show};
+use crate::limits::MAX_TOOLS;
+
+const CHOICE: &str = "tool_choice";
+
+/// Takes both.
+pub(super) fn take(fields: &mut Fields) -> Result<(Vec<Tool>, ToolChoice), ApiError> {
+    let items = fields.array("tools")?.unwrap_or_default();
+    if items.len() > MAX_TOOLS {
+        let message = format!("tools has {} tools; at most {MAX_TOOLS} are taken", items.len());
+        return Err(ApiError::invalid("tools", message));
+    }
+    let tools = items.into_iter().enumerate().map(|(index, item)| read_tool(&format!("tools[{index}]"), item));
+    let tools = tools.collect::<Result<Vec<Tool>, ApiError>>()?;
+    let (choice, allowed) = read_choice(fields.take(CHOICE))?;
+    check_tools(&tools, &choice, CHOICE)?;
+    let Some(allowed) = allowed else { return Ok((tools, choice)) };
+    for name in &allowed {
+        check_tools(&tools, &ToolChoice::Named(name.clone()), "tool_choice.tools")?;
+    }
+    Ok((tools.into_iter().filter(|tool| allowed.contains(&tool.name)).collect(), choice))
+}
+
+fn missing(name: &str) -> ApiError {
+    ApiError::missing(name, format!("{name} is missing"))
+}
+
+fn read_tool(path: &str, item: Value) -> Result<Tool, ApiError> {
+    let mut tool = Fields::nested(path, item)?;
+    let kind_name = tool.name_of("type");
+    match tool.string("type")?.as_deref() {
+        Some("function") => {}
+        Some(other) => {
+            let got = show(&Value::from(other));
+            let message = format!("{kind_name} must be \"function\", got {got}; this server has no tools of its own");
+            return Err(ApiError::unsupported(kind_name, message));
+        }
+        None => return Err(missing(&kind_name)),
+    }
+    let name = tool.string("name")?.ok_or_else(|| missing(&tool.name_of("name")))?;
+    let description = tool.string("description")?;
+    let parameters = tool.object("parameters")?.map(|parameters| Value::Object(parameters.into_rest()));
+    let strict = tool.boolean("strict")?.unwrap_or(false);
+    Ok(Tool { name, description, parameters, strict, field: path.to_owned(), schema_name: "parameters" })
+}
+
+/// The choice, and the names that it is restricted to.
+fn read_choice(value: Option<Value>) -> Result<(ToolChoice, Option<Vec<String>>), ApiError> {
+    let value = match value {
+        None => return Ok((ToolChoice::Auto, None)),
+        Some(Value::String(word)) => return Ok((read_word(&word)?, None)),
+        Some(value) => value,
+    };
+    let mut choice = Fields::nested(CHOICE, value)?;
+    let kind_name = choice.name_of("type");
+    match choice.string("type")?.as_deref() {
+        Some("function") => {
+            let name = choice.string("name")?.ok_or_else(|| missing(&choice.name_of("name")))?;
+            Ok((ToolChoice::Named(name), None))
+        }
+        Some("allowed_tools") => {
+            let mode_name = choice.name_of("mode");
+            let mode = match choice.string("mode")?.as_deref() {
+                None | Some("auto") => ToolChoice::Auto,
+                Some("required") => ToolChoice::Required,
+                Some(other) => {
+                    let got = show(&Value::from(other));
+                    let message = format!("{mode_name} must be auto or required, got {got}");
+                    return Err(ApiError::invalid(mode_name, message));
+                }
+            };
+            let path = choice.name_of("tools");
+            let items = choice.array("tools")?.filter(|items| !items.is_empty());
+            let items = items.ok_or_else(|| missing(&path))?;
+            let names = items.into_iter().enumerate().map(|(index, item)| {
+                let mut item = Fields::nested(&format!("{path}[{index}]"), item)?;
+                let kind_name = item.name_of("type");
+                match item.string("type")?.as_deref() {
+                    Some("function") => item.string("name")?.ok_or_else(|| missing(&item.name_of("name"))),
+                    _ => Err(ApiError::invalid(kind_name.clone(), format!("{kind_name} must be \"function\""))),
+                }
+            });
+            Ok((mode, Some(names.collect::<Result<_, ApiError>>()?)))
+        }
+        other => {
+            let got = other.map_or_else(|| "nothing".to_owned(), |kind| show(&Value::from(kind)));
+            let message = format!("{kind_name} must be function or allowed_tools, got {got}");
+            Err(ApiError::invalid(kind_name, message))
+        }
+    }
+}
+
+fn read_word(word: &str) -> Result<ToolChoice, ApiError> {
+    match word {
+        "auto" => Ok(ToolChoice::Auto),
+        "none" => Ok(ToolChoice::None),
+        "required" => Ok(ToolChoice::Required),
+        other => {
+            let got = show(&Value::from(other));
+            let message =
+                format!("{CHOICE} must be none, auto, required or an object that names a function, got {got}");
+            Err(ApiError::invalid(CHOICE, message))
+        }
+    }
+}
