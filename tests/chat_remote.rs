@@ -183,7 +183,31 @@ fn a_key_and_a_model_are_sent_where_they_are_given() {
     assert_eq!(authorization("TAPER_API_KEY", &[]).as_deref(), Some("authorization: bearer from-the-environment"));
     assert_eq!(authorization("OPENAI_API_KEY", &[]).as_deref(), Some("authorization: bearer from-the-environment"));
     assert_eq!(authorization("TAPER_API_KEY", &["--api-key", "k"]).as_deref(), Some("authorization: bearer k"));
+    assert_eq!(authorization("OPENAI_API_KEY", &["--api-key", ""]), None);
     assert_eq!(authorization("NOTHING", &[]), None);
+}
+
+#[test]
+fn thoughts_are_shown_beside_the_answer_and_not_kept() {
+    let thought = |text: &str, finish: Value| {
+        event(&json!({ "choices": [{ "delta": { "reasoning_content": text }, "finish_reason": finish }] }))
+    };
+    let text = event(&json!({ "choices": [{ "delta": { "content": "Yes." }, "finish_reason": "stop" }] }));
+    let stream = |events: String| respond(200, "text/event-stream", &(events + "data: [DONE]\n\n"));
+    let fake = Fake::with_streams(&[
+        stream(thought("far too long", json!("length"))),
+        stream(thought("hm", Value::Null) + &text),
+        streamed(&["x"]),
+    ]);
+    let (stdout, stderr) = chat(&fake, &[], "hi\nhi\nhi\n");
+    assert_eq!(stdout, "\nYes.\nx\n");
+    for words in ["far too long\n", "hm\n", "cut at the limit; the conversation is as it was"] {
+        assert!(stderr.contains(words), "{words} in {stderr}");
+    }
+    let messages: Vec<Value> = fake.bodies().into_iter().map(|body| body["messages"].clone()).collect();
+    let lens: Vec<usize> = messages.iter().map(|messages| messages.as_array().unwrap().len()).collect();
+    assert_eq!(lens, [1, 1, 3], "what was cut in thought was not said");
+    assert_eq!(messages[2][1]["content"], "Yes.");
 }
 
 #[test]

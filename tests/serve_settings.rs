@@ -88,6 +88,25 @@ fn a_file_that_cannot_be_used_is_named_with_the_key() {
 }
 
 #[test]
+fn the_variables_of_the_container_leave_room_for_a_socket() {
+    let mut taper = serve("--print-config --unix-socket s");
+    taper.env("TAPER_HOST", "0.0.0.0").env("TAPER_PORT", "8080").env("TAPER_CACHE_DIR_SIZE", "1GiB");
+    let text = stdout(&taper.output().expect("taper starts"));
+    assert!(text.lines().any(|line| line == "unix-socket = \"s\"  # flag"), "{text}");
+    let output = serve("--print-config --unix-socket s --port 80").output().expect("taper starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("--port"), "{said}");
+}
+
+#[test]
+fn a_variable_that_is_almost_a_settings_is_named() {
+    let mut taper = serve("--tls-cert a.pem");
+    let output = taper.env("TAPER_PROT", "80").output().expect("taper starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("TAPER_PROT; the nearest is TAPER_PORT"), "{said}");
+}
+
+#[test]
 fn keys_stand_neither_in_the_help_nor_in_the_log() {
     let folder = folder();
     let help = stdout(&serve("--help").env("TAPER_API_KEY", "sesame").output().expect("taper starts"));

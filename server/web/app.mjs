@@ -1,7 +1,7 @@
 // The page: the list of conversations, the open one, and what its buttons do.
 
 import { listModels, streamChat } from "./api.mjs";
-import { Conversations, exported, imported, newConversation, titleOf } from "./conversations.mjs";
+import { Bounded, Conversations, exported, imported, isFull, newConversation, titleOf } from "./conversations.mjs";
 import { button, byId, grow, make } from "./dom.mjs";
 import { LiveView } from "./live.mjs";
 import { MessageView } from "./message.mjs";
@@ -21,12 +21,15 @@ const NEAR_END = 60;
 
 // Browsers may keep nothing from some places and in some modes; the page works all the same until it is closed.
 function storageOr(name) {
+  let storage;
   try {
-    const storage = window[name];
+    storage = window[name];
     storage.setItem("taper.probe", "");
     storage.removeItem("taper.probe");
     return storage;
-  } catch {
+  } catch (error) {
+    // What a full one holds can still be read, and deleted; one without any room holds nothing.
+    if (isFull(error) && storage.length > 0) return storage;
     notice("This browser keeps nothing here: conversations are lost with the page.");
     return new Fleeting();
   }
@@ -57,8 +60,13 @@ class Fleeting {
   }
 }
 
-const conversations = new Conversations(storageOr("localStorage"));
-const settings = new Settings(storageOr("localStorage"), storageOr("sessionStorage"), showState);
+function showFull() {
+  notice("The browser has no room left: nothing more is kept until something is deleted. An export has all of it.");
+}
+
+const local = new Bounded(storageOr("localStorage"), showFull);
+const conversations = new Conversations(local);
+const settings = new Settings(local, new Bounded(storageOr("sessionStorage"), showFull), showState);
 const live = new LiveView(() => settings.key);
 /** What is being answered, by the conversation's id. */
 const runs = new Map();
@@ -66,6 +74,8 @@ const runs = new Map();
 let open = conversations.list()[0] ?? newConversation(settings.system, Date.now());
 /** Views of its messages, in their order. */
 let views = [];
+/** Whether another tab has changed it since it was shown. */
+let isStale = false;
 
 // ---- notices ----
 
@@ -183,6 +193,24 @@ async function importFile(file) {
 // ---- the open conversation ----
 
 function showConversation() {
+  drawConversation();
+  scrollToEnd();
+}
+
+/** Shows what another tab made of the open conversation, where the reader is; not over an edit, but after it. */
+function refresh() {
+  const log = byId("log");
+  isStale = log.querySelector("textarea.edit") !== null;
+  if (isStale) return showList();
+  const { scrollTop } = log;
+  followed(() => {
+    drawConversation();
+    log.scrollTop = scrollTop;
+  });
+}
+
+function drawConversation() {
+  isStale = false;
   views = open.messages.map((message, place) => viewOf(open, message, place));
   byId("messages").replaceChildren(...views.map(({ element }) => element));
   const isRunning = runs.has(open.id);
@@ -194,7 +222,6 @@ function showConversation() {
   byId("system-text").textContent = open.system;
   showList();
   showState();
-  scrollToEnd();
 }
 
 function viewOf(conversation, message, place) {
@@ -202,6 +229,9 @@ function viewOf(conversation, message, place) {
   const actions = {};
   if (message.role === "user") {
     actions.edit = (text) => ask(conversation, text, place);
+    actions.left = () => {
+      if (isStale) refresh();
+    };
     actions.remove = () => change("Deleted.", ({ messages }) => messages.splice(place));
     if (isLast) actions.answer = () => answer(conversation);
   } else if (isLast) {
@@ -326,7 +356,7 @@ class Drawing {
     if (place >= 0) followed(() => views[place]?.update(true));
     const now = performance.now();
     this.#pause = Math.max(DRAW_MS, (now - begun) / DRAW_SHARE);
-    if (now - this.#kept > KEEP_MS && place >= 0) {
+    if (now - this.#kept > KEEP_MS && conversations.get(this.#conversation.id) === this.#conversation) {
       this.#kept = now;
       save(this.#conversation);
     }
@@ -462,7 +492,7 @@ function connect() {
     conversations.reload(id);
     if (id !== open.id) return showList();
     open = conversations.get(id) ?? open;
-    showConversation();
+    refresh();
   };
 }
 

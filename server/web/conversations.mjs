@@ -24,6 +24,51 @@ export function titleOf(conversation) {
   return characters.length > TITLE_LEN ? `${characters.slice(0, TITLE_LEN - 1).join("")}…` : line;
 }
 
+/** Whether an error of a `Storage` says that there is no room. */
+export function isFull(error) {
+  return error?.name === "QuotaExceededError" || error?.name === "NS_ERROR_DOM_QUOTA_REACHED";
+}
+
+/** A `Storage` that stays as it is when it is full; `full()` is called then, and again only after it had room. */
+export class Bounded {
+  #storage;
+  #full;
+  #isFull = false;
+
+  constructor(storage, full) {
+    this.#storage = storage;
+    this.#full = full;
+  }
+
+  get length() {
+    return this.#storage.length;
+  }
+
+  key(place) {
+    return this.#storage.key(place);
+  }
+
+  getItem(key) {
+    return this.#storage.getItem(key);
+  }
+
+  setItem(key, value) {
+    try {
+      this.#storage.setItem(key, value);
+      this.#isFull = false;
+    } catch (error) {
+      if (!isFull(error)) throw error;
+      if (!this.#isFull) this.#full();
+      this.#isFull = true;
+    }
+  }
+
+  removeItem(key) {
+    this.#storage.removeItem(key);
+    this.#isFull = false;
+  }
+}
+
 /** Where conversations are kept; `storage` is a `Storage`. */
 export class Conversations {
   #storage;
@@ -42,7 +87,7 @@ export class Conversations {
     return [...this.#open.values()].sort((a, b) => b.updated - a.updated);
   }
 
-  /** One of them; the same object each time, until it is loaded again. */
+  /** One of them; the same object each time. */
   get(id) {
     return this.#open.get(id);
   }
@@ -62,10 +107,11 @@ export class Conversations {
   /** Takes one as the storage has it, after another tab has changed it. What cannot be read is left where it is. */
   reload(id) {
     const text = this.#storage.getItem(PREFIX + id);
+    const before = this.#open.get(id);
     this.#open.delete(id);
     if (text === null) return;
     try {
-      this.#open.set(id, checked(JSON.parse(text)));
+      this.#open.set(id, Object.assign(before ?? {}, checked(JSON.parse(text))));
     } catch (error) {
       console.warn(`conversation ${id} cannot be read: ${error.message}`);
     }

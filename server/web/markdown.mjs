@@ -45,13 +45,24 @@ const ALLOWED = {
   RETURN_DOM_FRAGMENT: true,
 };
 
+/** The HTML of each block of `text`, to be sanitized; all of it as code where it is nested deeper than it can be read. */
+export function blocksOf(text) {
+  try {
+    const tokens = marked.lexer(text);
+    return tokens.filter(({ type }) => type !== "space" && type !== "def").map((token) => marked.parser([token]));
+  } catch (error) {
+    // Reading recurses; a message that is kept must not break the page each time it is opened.
+    console.warn(`a text cannot be read as Markdown: ${error.message}`);
+    return [`<pre><code>${escape(text)}\n</code></pre>`];
+  }
+}
+
 /** The blocks of an element as they were written into it. */
 const written = new WeakMap();
 
 /** Shows `text` in `element`. Blocks that did not change keep their elements, and so what a reader has selected in them. */
 export function showMarkdown(element, text) {
-  const tokens = marked.lexer(text);
-  const blocks = tokens.filter(({ type }) => type !== "space" && type !== "def").map((token) => marked.parser([token]));
+  const blocks = blocksOf(text);
   const before = written.get(element) ?? [];
   for (const [place, html] of blocks.entries()) {
     if (before[place] === html) continue;

@@ -6,7 +6,7 @@ import { showMarkdown } from "./markdown.mjs";
 
 /**
  * A message's element. `actions` are what its buttons do: `edit(text)`, `remove()`, `answer()` (again, or at last); those
- * that do not fit the message are left out.
+ * that do not fit the message are left out. `left()` is called when an edit is given up.
  */
 export class MessageView {
   element;
@@ -67,6 +67,7 @@ export class MessageView {
     const leave = () => {
       this.update(false);
       this.#foot.querySelector('[data-action="edit"]')?.focus();
+      this.#actions.left?.();
     };
     const submit = () => {
       if (field.value.trim() !== "") send(field.value);

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Conversations, exported, imported, newConversation, titleOf } from "../../server/web/conversations.mjs";
+import { Bounded, Conversations, exported, imported, newConversation, titleOf } from "../../server/web/conversations.mjs";
 import { chatRequest, fault, PARAMETERS, readParameters } from "../../server/web/parameters.mjs";
 import { Stopwatch } from "../../server/web/speed.mjs";
 
@@ -164,4 +164,39 @@ test("the line under an answer has what is known", () => {
   check([[{}, true, 2250], [{ usage, timings }, false, 2300]], line.replace("20 per", "5.3 per"));
   const single = { completion_tokens: 1, prompt_tokens: 1, prompt_tokens_details: null };
   check([[{}, true, 1001], [{ usage: single }, false, 1002]], "first token after 1 ms · 1 token · prompt of 1 token");
+});
+
+test("a full storage is read as before, and said to be full once", () => {
+  const storage = new Storage();
+  const kept = conversation("kept");
+  new Conversations(storage).save(kept);
+  storage.setItem = () => {
+    throw new DOMException("no room", "QuotaExceededError");
+  };
+  let said = 0;
+  const full = new Conversations(new Bounded(storage, () => said++));
+  assert.deepEqual(full.list(), [kept]);
+  full.save(conversation("new"));
+  full.save(conversation("newer"));
+  assert.equal(said, 1);
+  full.remove(kept.id);
+  full.save(conversation("newest"));
+  assert.equal(said, 2);
+  storage.setItem = () => {
+    throw new TypeError("broken");
+  };
+  assert.throws(() => full.save(kept), TypeError);
+});
+
+test("what another tab changed is taken into the same object", () => {
+  const storage = new Storage();
+  const [here, there] = [new Conversations(storage), new Conversations(storage)];
+  const one = conversation("one");
+  here.save(one);
+  there.reload(one.id);
+  there.get(one.id).messages.push({ role: "assistant", content: "two" });
+  there.save(there.get(one.id));
+  here.reload(one.id);
+  assert.equal(here.get(one.id), one);
+  assert.equal(one.messages[1].content, "two");
 });

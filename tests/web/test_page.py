@@ -116,6 +116,46 @@ class WithStub(Page):
         self.browser.reload()
         self.browser.until_text(f"{LAST} .speed", "stopped")
 
+    def test_a_full_storage_is_still_read(self):
+        self.say("hello")
+        self.answered("number 1")
+        self.browser.run("""
+            let text = "x".repeat(2 ** 22);
+            for (let place = 0; text; place++)
+              try { localStorage.setItem(`filler${place}`, text); } catch { text = text.slice(text.length / 2 + 0.5); }
+            for (let place = 0; place < 100; place++)
+              try { localStorage.setItem("y".repeat(place + 1), ""); } catch { break; }
+        """)
+        self.browser.reload()
+        self.browser.until_text(f"{LAST} .body", "number 1")
+        self.say("more")
+        self.answered("number 2")
+        self.browser.until_text("#notice", "no room left")
+        self.browser.reload()
+        self.browser.until_text(f"{LAST} .body", "number 1")
+        self.assert_nothing_was_forbidden()
+
+    def test_an_edit_outlives_what_another_tab_writes(self):
+        self.say("hello")
+        self.answered("number 1")
+        self.browser.click('#messages > li:first-child [data-action="edit"]')
+        self.browser.fill("textarea.edit", "begun")
+        self.browser.run("""
+            const key = Object.keys(localStorage).find((key) => key.startsWith("taper.conversation."));
+            const conversation = JSON.parse(localStorage.getItem(key));
+            conversation.messages[1].content = `${">".repeat(30000)}elsewhere`;
+            localStorage.setItem(key, JSON.stringify(conversation));
+            window.dispatchEvent(new StorageEvent("storage", { key }));
+        """)
+        self.assertEqual(self.browser.run("return document.querySelector('textarea.edit').value"), "begun")
+        self.assertNotIn("elsewhere", self.browser.texts(f"{LAST} .body")[0])
+        self.browser.press(ESCAPE)
+        # It is nested too deep to be Markdown, and shown all the same.
+        self.browser.until_text(f"{LAST} pre", "elsewhere")
+        self.browser.reload()
+        self.browser.until_text(f"{LAST} pre", "elsewhere")
+        self.assert_nothing_was_forbidden()
+
     def test_the_button_stops_and_another_conversation_goes_on(self):
         self.say("wait")
         self.browser.until_text(f"{LAST} .body", "first half,")

@@ -22,6 +22,11 @@ pub(crate) fn status(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
+/// The same for a piece of a line, shown at once.
+pub(crate) fn aside(text: &str) {
+    let _ = write!(io::stderr().lock(), "{text}");
+}
+
 /// Says why the command failed. What the error quotes may come out of a file that nobody vouches for, so control
 /// characters are spelled out: they could steer the terminal.
 pub(crate) fn failure(error: &anyhow::Error) {

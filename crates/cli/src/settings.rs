@@ -3,7 +3,7 @@
 //!
 //! The file's values become the defaults of the command line, so that each is read and checked as its flag is.
 
-use crate::args::{Cli, Command, RemoteArgs};
+use crate::args::{Cli, Command, EngineArgs, RemoteArgs};
 use crate::output;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::error::ErrorKind;
@@ -22,6 +22,20 @@ const COMMAND: &str = "serve";
 const NO_SETTINGS: [&str; 4] = ["config", "print-config", "help", "version"];
 /// What `--print-config` says only the number of.
 const SECRET: &str = "api-key";
+/// Variables that are read elsewhere than on the command line of `taper serve`.
+const OTHER_VARIABLES: [&str; 7] = [
+    "TAPER_CACHE",
+    "TAPER_FATBIN",
+    "TAPER_FATBIN_CACHE",
+    "TAPER_HISTORY",
+    "TAPER_COMMIT",
+    "TAPER_REQUIRE_CUDA_KERNELS",
+    "TAPER_DENY_SPILLS",
+];
+/// How they begin where there are many.
+const OTHER_PREFIXES: [&str; 2] = ["TAPER_TEST_", "TAPER_CUDA_"];
+/// Edits that make a variable another by mistake.
+const MOST_EDITS: usize = 2;
 
 /// The command line of this process, with the settings of its `--config` file. Ends the process where the command line
 /// cannot be understood, or asks for help.
@@ -30,14 +44,13 @@ const SECRET: &str = "api-key";
 /// When the file cannot be read or holds something that is no setting, which is named.
 pub(crate) fn parse() -> Result<(Cli, Settings)> {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    parse_from(&arguments).map_err(|error| match error.downcast::<clap::Error>() {
+    parse_from(command(), &arguments).map_err(|error| match error.downcast::<clap::Error>() {
         Ok(error) => error.exit(),
         Err(error) => error,
     })
 }
 
-fn parse_from(arguments: &[OsString]) -> Result<(Cli, Settings)> {
-    let mut command = command();
+fn parse_from(mut command: clap::Command, arguments: &[OsString]) -> Result<(Cli, Settings)> {
     let mut matches = command.clone().try_get_matches_from(arguments)?;
     RemoteArgs::check(&matches)?;
     let mut cli = Cli::from_arg_matches(&matches)?;
@@ -51,7 +64,10 @@ fn parse_from(arguments: &[OsString]) -> Result<(Cli, Settings)> {
         cli = Cli::from_arg_matches(&matches)?;
         file = Some(File { path, settings });
     }
-    Ok((cli, Settings { command, matches, file }))
+    EngineArgs::check(&matches)?;
+    let mut settings = Settings { command, matches, file, is_socket_unused: false };
+    settings.choose_socket(&mut cli)?;
+    Ok((cli, settings))
 }
 
 /// The command line, in which every setting has a variable: TAPER_ and its name, where it says no other.
@@ -71,6 +87,17 @@ pub(crate) struct Settings {
     command: clap::Command,
     matches: ArgMatches,
     file: Option<File>,
+    /// Whether --host or --port override the --unix-socket that is set.
+    is_socket_unused: bool,
+}
+
+/// Where a value comes from; higher ones override lower ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    Default,
+    File,
+    Variable,
+    Flag,
 }
 
 struct File {
@@ -211,6 +238,37 @@ fn with_defaults(command: clap::Command, settings: &[Setting]) -> clap::Command 
 }
 
 impl Settings {
+    /// Leaves out a Unix socket where a host or a port comes from a higher place.
+    fn choose_socket(&mut self, cli: &mut Cli) -> Result<()> {
+        let (Command::Serve(args), Some(served)) = (&mut cli.command, self.matches.subcommand_matches(COMMAND)) else {
+            return Ok(());
+        };
+        if args.operation.unix_socket.is_none() {
+            return Ok(());
+        }
+        let socket = self.rank("unix_socket", served);
+        let address = self.rank("host", served).max(self.rank("port", served));
+        if socket == Rank::Flag && address == Rank::Flag {
+            let message = "--unix-socket cannot be used with --host or --port";
+            return Err(self.command.error(ErrorKind::ArgumentConflict, message).into());
+        }
+        if address > socket {
+            args.operation.unix_socket = None;
+            self.is_socket_unused = true;
+        }
+        Ok(())
+    }
+
+    /// Where the value of the argument `id` comes from.
+    fn rank(&self, id: &str, served: &ArgMatches) -> Rank {
+        match (served.value_source(id), &self.file) {
+            (Some(ValueSource::CommandLine), _) => Rank::Flag,
+            (Some(ValueSource::EnvVariable), _) => Rank::Variable,
+            (_, Some(file)) if file.settings.iter().any(|setting| setting.id == id) => Rank::File,
+            _ => Rank::Default,
+        }
+    }
+
     /// All of them, as a file that `--config` reads, with where each comes from.
     ///
     /// # Errors
@@ -232,6 +290,9 @@ impl Settings {
             }
             if raw.is_empty() {
                 writeln!(text, "# {name} =  # not set")?;
+            } else if id == "unix_socket" && self.is_socket_unused {
+                // As a comment: in a file it would be used.
+                writeln!(text, "# {name} = {}  # {source}, overridden by host or port", to_value(arg, &raw))?;
             } else if name == SECRET {
                 // As a comment: nobody should run a server with the key "***".
                 writeln!(text, "# {name} = {}  # {source}", Value::from(vec!["***"; raw.len()]))?;
@@ -244,14 +305,10 @@ impl Settings {
 
     /// In words, and whether nobody set it.
     fn source(&self, arg: &Arg, served: &ArgMatches) -> (String, bool) {
-        match (served.value_source(arg.get_id().as_str()), &self.file) {
-            (Some(ValueSource::CommandLine), _) => ("flag".to_owned(), false),
-            (Some(ValueSource::EnvVariable), _) => {
-                (format!("env {}", arg.get_env().unwrap_or_default().to_string_lossy()), false)
-            }
-            (_, Some(file)) if file.settings.iter().any(|setting| arg.get_id() == setting.id.as_str()) => {
-                (format!("file {}", file.path.display()), false)
-            }
+        match (self.rank(arg.get_id().as_str(), served), &self.file) {
+            (Rank::Flag, _) => ("flag".to_owned(), false),
+            (Rank::Variable, _) => (format!("env {}", arg.get_env().unwrap_or_default().to_string_lossy()), false),
+            (Rank::File, Some(file)) => (format!("file {}", file.path.display()), false),
             _ => ("default".to_owned(), true),
         }
     }
@@ -274,6 +331,29 @@ fn to_value(arg: &Arg, raw: &[String]) -> Value {
     }
 }
 
+/// Those of the variables `names` that nothing reads, but that are almost one that is read; each with that one.
+pub(crate) fn misspelled_variables(names: impl Iterator<Item = String>) -> Vec<(String, String)> {
+    let command = command();
+    let own = command.find_subcommand(COMMAND).into_iter().flat_map(clap::Command::get_arguments);
+    let read: Vec<String> = own
+        .chain(command.get_arguments())
+        .filter_map(Arg::get_env)
+        .map(|name| name.to_string_lossy().into_owned())
+        .collect();
+    let mut misspelled = Vec::new();
+    for name in names.filter(|name| name.starts_with("TAPER_")) {
+        let is_other =
+            OTHER_VARIABLES.contains(&name.as_str()) || OTHER_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+        let nearest = read.iter().map(|other| (strsim::damerau_levenshtein(&name, other), other)).min();
+        if let Some((1..=MOST_EDITS, other)) = nearest
+            && !is_other
+        {
+            misspelled.push((name, other.clone()));
+        }
+    }
+    misspelled
+}
+
 /// Prints the settings where `--print-config` asks for them; whether it did.
 ///
 /// # Errors
@@ -288,18 +368,33 @@ pub(crate) fn print_if_asked(cli: &Cli, settings: &Settings) -> Result<bool> {
     }
 }
 
+/// The command line without the environment of whoever runs the tests.
+#[cfg(test)]
+pub(crate) fn without_variables(command: clap::Command) -> clap::Command {
+    let without = |arg: Arg| arg.env(None::<&'static str>);
+    command.mut_args(without).mut_subcommand(COMMAND, |serve| serve.mut_args(without))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::args::ServeArgs;
 
     fn parsed(file: &str, flags: &str) -> Result<(ServeArgs, Settings)> {
+        parsed_with(&[], file, flags)
+    }
+
+    /// With variables for the arguments `variables`, which say what PATH does: every process has that one.
+    fn parsed_with(variables: &[&str], file: &str, flags: &str) -> Result<(ServeArgs, Settings)> {
+        let command = variables.iter().fold(without_variables(command()), |command, id| {
+            command.mut_subcommand(COMMAND, |serve| serve.mut_arg(id, |arg| arg.env("PATH")))
+        });
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("taper.toml");
         std::fs::write(&path, file)?;
         let words = ["taper", "serve", "--config"].map(OsString::from).into_iter().chain([path.into()]);
         let words: Vec<OsString> = words.chain(flags.split_whitespace().map(OsString::from)).collect();
-        let (cli, settings) = parse_from(&words)?;
+        let (cli, settings) = parse_from(command, &words)?;
         match cli.command {
             Command::Serve(args) => Ok((*args, settings)),
             _ => bail!("it is serve"),
@@ -323,6 +418,50 @@ mod tests {
         assert_eq!((args.operation.api_key.len(), args.operation.cors_origin.len()), (2, 1));
         let (args, _) = parsed(file, "--api-key c").unwrap();
         assert_eq!(args.operation.api_key.len(), 1, "not added to the file's");
+    }
+
+    #[test]
+    fn the_socket_or_the_port_is_used_whichever_comes_from_the_higher_place() {
+        let socket = "unix-socket = 's'";
+        let cases: &[(&[&str], &str, &str, bool)] = &[
+            (&[], "", "--port 80", false),
+            (&[], "", "--unix-socket s", true),
+            // As the container has it.
+            (&["host"], "", "--unix-socket s", true),
+            (&["host"], socket, "", false),
+            (&["unix_socket"], "port = 80", "", true),
+            (&["unix_socket"], "", "--host a", false),
+            (&["unix_socket", "host"], "", "", true),
+            (&[], socket, "", true),
+            (&[], socket, "--port 80", false),
+            (&[], "unix-socket = 's'\nport = 80", "", true),
+        ];
+        for &(variables, file, flags, is_socket) in cases {
+            let (args, settings) = parsed_with(variables, file, flags).unwrap();
+            assert_eq!(args.operation.unix_socket.is_some(), is_socket, "{variables:?} {file:?} {flags:?}");
+            let text = settings.to_toml().unwrap();
+            assert_eq!(text.lines().any(|line| line.starts_with("unix-socket")), is_socket, "{text}");
+        }
+        for address in ["--port 80", "--host a"] {
+            let error = parsed("", &format!("--unix-socket s {address}")).err().expect("they contradict each other");
+            assert!(error.to_string().contains("--unix-socket cannot be used with --host or --port"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_size_of_a_cache_needs_its_folder_only_where_it_was_typed() {
+        let error = parsed("", "--cache-dir-size 1GiB").err().expect("there is no folder");
+        assert!(error.to_string().contains("--cache-dir,"), "{error}");
+        let cases: &[(&[&str], &str, &str)] = &[
+            (&[], "cache-dir = 'a'", "--cache-dir-size 1GiB"),
+            (&["cache_dir"], "", "--cache-dir-size 1GiB"),
+            (&[], "", "--cache-dir a --cache-dir-size 1GiB"),
+            (&[], "cache-dir-size = '1GiB'", ""),
+        ];
+        for &(variables, file, flags) in cases {
+            let (args, _) = parsed_with(variables, file, flags).unwrap();
+            assert_eq!(args.engine.cache_dir_size, 1 << 30, "{variables:?} {file:?} {flags:?}");
+        }
     }
 
     #[test]
@@ -385,6 +524,15 @@ mod tests {
             values
         };
         assert_eq!(values(&again.to_toml().unwrap()), values(&text));
+    }
+
+    #[test]
+    fn a_variable_that_is_almost_a_settings_is_noticed() {
+        let names =
+            "TAPER_PROT TAPER_MAX_QUEUE TAPER_PORT TAPER_LOG TAPER_CONFIG TAPER_CACHE TAPER_TEST_MODEL TAPER_ELSE PORT";
+        let noticed = misspelled_variables(names.split(' ').map(str::to_owned));
+        let expected = [("TAPER_PROT", "TAPER_PORT"), ("TAPER_MAX_QUEUE", "TAPER_MAX_QUEUED")];
+        assert_eq!(noticed, expected.map(|(name, nearest)| (name.to_owned(), nearest.to_owned())));
     }
 
     #[test]

@@ -10,6 +10,8 @@ use tokio::net::UnixListener;
 
 /// Who may connect.
 const MODE: u32 = 0o600;
+/// The socket's name until it is moved to its place.
+const FIRST_NAME: &str = "s";
 
 /// The socket's file; removed when dropped, unless it is another's by then.
 #[derive(Debug)]
@@ -62,7 +64,16 @@ fn bind(path: &Path) -> Result<(UnixListener, SocketFile)> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // Short, since the path of a socket may have some hundred bytes only.
     let folder = parent.join(format!(".t{}", std::process::id()));
-    DirBuilder::new().mode(0o700).create(&folder)?;
+    let create = || DirBuilder::new().mode(0o700).create(&folder);
+    match create() {
+        // What was killed here had this process's number: in a container that is always 1.
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            let _ = fs::remove_file(folder.join(FIRST_NAME));
+            fs::remove_dir(&folder)?;
+            create()?;
+        }
+        created => created?,
+    }
     let bound = bind_in(&folder, path);
     // Empty by now, and nobody's loss otherwise.
     let _ = fs::remove_dir_all(&folder);
@@ -70,7 +81,7 @@ fn bind(path: &Path) -> Result<(UnixListener, SocketFile)> {
 }
 
 fn bind_in(folder: &Path, path: &Path) -> Result<(UnixListener, SocketFile)> {
-    let first = folder.join("s");
+    let first = folder.join(FIRST_NAME);
     let listener = UnixListener::bind(&first)?;
     fs::set_permissions(&first, Permissions::from_mode(MODE))?;
     let identity = identity(&fs::symlink_metadata(&first)?);
@@ -116,6 +127,24 @@ mod tests {
             let (_listener, _file) = listen(&path).expect("nobody listens there");
             UnixStream::connect(&path).expect("it is served");
         });
+    }
+
+    #[test]
+    fn what_a_kill_left_of_a_start_is_replaced() {
+        let folder = tempfile::tempdir().expect("there is room");
+        let left = folder.path().join(format!(".t{}", std::process::id()));
+        let path = folder.path().join("taper.sock");
+        for has_socket in [false, true] {
+            fs::create_dir(&left).expect("there is room");
+            if has_socket {
+                fs::write(left.join(FIRST_NAME), "").expect("there is room");
+            }
+            within(|| {
+                let (_listener, _file) = listen(&path).expect("it listens");
+                UnixStream::connect(&path).expect("it is served");
+            });
+            assert!(!left.exists(), "nothing is left");
+        }
     }
 
     #[test]

@@ -1,7 +1,10 @@
 //! What the engine is told: how much it may remember, and how it shares the machine.
 
+use crate::args::Cli;
 use anyhow::{Result, bail};
-use clap::{Args, ValueEnum};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, CommandFactory, Error, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
 use taper_engine::{ItlTarget, Speculation};
@@ -19,7 +22,7 @@ pub(crate) struct EngineArgs {
     pub(crate) cache_dir: Option<PathBuf>,
 
     /// Most bytes in that folder, of all models together.
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "8GiB", requires = "cache_dir", env = "TAPER_CACHE_DIR_SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "8GiB", env = "TAPER_CACHE_DIR_SIZE")]
     pub(crate) cache_dir_size: usize,
 
     /// Where guesses of next tokens come from; it changes how soon tokens come and never which.
@@ -33,6 +36,17 @@ pub(crate) struct EngineArgs {
 }
 
 impl EngineArgs {
+    /// Refuses a size that was typed for a folder that nobody names. What variables and a file say of it may wait for a folder.
+    pub(crate) fn check(matches: &ArgMatches) -> Result<(), Error> {
+        let Some(("serve" | "chat" | "run", command)) = matches.subcommand() else { return Ok(()) };
+        let is_typed = command.value_source("cache_dir_size") == Some(ValueSource::CommandLine);
+        if is_typed && !command.contains_id("cache_dir") {
+            let message = "--cache-dir-size is about the folder of --cache-dir, which is not given";
+            return Err(Cli::command().error(ErrorKind::MissingRequiredArgument, message));
+        }
+        Ok(())
+    }
+
     /// What the engine is told of guesses, if the arguments agree.
     pub(crate) fn speculation(&self) -> Result<Speculation> {
         match (self.speculation, &self.draft_model) {

@@ -25,8 +25,10 @@ pub(crate) struct RemoteArgs {
     #[arg(long, value_name = "URL")]
     pub(crate) url: Option<String>,
 
-    /// Key for the server [default: OPENAI_API_KEY].
-    #[arg(long, value_name = "KEY", env = "TAPER_API_KEY", hide_env_values = true)]
+    /// Key for the server; an empty one is none [default: for a server on this machine the first of TAPER_API_KEY, else
+    /// OPENAI_API_KEY].
+    // No `env`: for `taper serve` the variable lists its own keys, which are not for a server elsewhere.
+    #[arg(long, value_name = "KEY")]
     pub(crate) api_key: Option<String>,
 
     /// Model of the server [default: its only one].

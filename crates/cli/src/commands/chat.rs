@@ -15,7 +15,7 @@ mod talker;
 use crate::args::ChatArgs;
 use crate::color;
 use crate::generate::Generator;
-use crate::markdown::{Renderer, Shown};
+use crate::markdown::{self, Renderer, Shown};
 use crate::output;
 use crate::parameters::Parameters;
 use anyhow::{Context, Result, bail};
@@ -23,10 +23,10 @@ use conversation::Conversation;
 use editor::{LineEditor, Typed};
 use input::{Assembly, Input};
 use local::Local;
-use remote::{Remote, Server};
+use remote::{Remote, Server, is_on_this_machine};
 use std::io::{BufRead, IsTerminal};
 use std::sync::Arc;
-use talker::{End, Talker, Totals};
+use talker::{End, Said, Talker, Totals};
 
 pub(crate) fn run(args: &ChatArgs) -> Result<()> {
     let parameters = args.sampling.parameters();
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
     let generator = Arc::new(Generator::new()?);
     let talker: Box<dyn Talker> = match &args.remote.url {
         Some(url) => {
-            let server = Server::new(url, api_key(args))?;
+            let server = Server::new(url, api_key(args, url))?;
             Box::new(Remote::connect(server, args.remote.model_name.clone(), Arc::clone(&generator))?)
         }
         None => Box::new(Local::load(args, Arc::clone(&generator))?),
@@ -50,9 +50,15 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
     if std::io::stdin().is_terminal() { interactive(&mut chat, args, generator) } else { piped(&mut chat) }
 }
 
-/// `--api-key` and TAPER_API_KEY first, then the name that other clients use.
-fn api_key(args: &ChatArgs) -> Option<String> {
-    let key = args.remote.api_key.clone().or_else(|| std::env::var("OPENAI_API_KEY").ok());
+/// `--api-key` first, then the first key of TAPER_API_KEY, then the name that other clients use. TAPER_API_KEY lists the keys of
+/// `taper serve`, so it is for a server on this machine only.
+fn api_key(args: &ChatArgs, url: &str) -> Option<String> {
+    let var = |name: &str| std::env::var(name).ok().filter(|key| !key.is_empty());
+    let ours = || {
+        let keys = var("TAPER_API_KEY").filter(|_| is_on_this_machine(url))?;
+        keys.split(',').map(str::trim).find(|key| !key.is_empty()).map(str::to_owned)
+    };
+    let key = args.remote.api_key.clone().or_else(ours).or_else(|| var("OPENAI_API_KEY"));
     key.filter(|key| !key.is_empty())
 }
 
@@ -119,13 +125,32 @@ impl Chat {
     /// Answers a conversation, which then is the one that goes on.
     fn answer(&mut self, mut conversation: Conversation) -> Result<()> {
         let mut renderer = Renderer::new(self.shown);
-        let mut is_begun = false;
-        let mut show = |text: &str| {
-            is_begun = true;
-            output::print(&renderer.push(text))
+        let (mut is_begun, mut is_thinking, is_dimmed) = (false, false, self.is_dimmed);
+        let mut show = |said: Said<'_>| -> Result<()> {
+            match said {
+                Said::Thought(text) => {
+                    if is_begun && !is_thinking {
+                        output::aside("\n");
+                    }
+                    is_thinking = true;
+                    let text: String = text.chars().map(markdown::visible).collect();
+                    output::aside(&color::dimmed(&text, is_dimmed));
+                    Ok(())
+                }
+                Said::Answer(text) => {
+                    if is_thinking {
+                        output::aside("\n");
+                    }
+                    (is_begun, is_thinking) = (true, false);
+                    output::print(&renderer.push(text))
+                }
+            }
         };
         let reply = self.talker.answer(&conversation.prompt(), &self.parameters, &mut show);
         let rest = renderer.finish();
+        if is_thinking {
+            output::aside("\n");
+        }
         let reply = match reply {
             Ok(reply) => reply,
             Err(error) if output::is_broken_pipe(&error) => return Err(error),
@@ -138,7 +163,8 @@ impl Chat {
         };
         output::print(&(rest + "\n"))?;
         self.totals.add(&reply.cost);
-        if reply.end == End::Stopped && reply.text.is_empty() {
+        // Cut before a word of it was said: only thoughts, or nothing.
+        if reply.end != End::Complete && reply.text.is_empty() {
             self.note(&format!("{}; the conversation is as it was", reply.summary()));
             return Ok(());
         }
@@ -164,12 +190,12 @@ fn interactive(chat: &mut Chat, args: &ChatArgs, generator: Arc<Generator>) -> R
                     return Ok(());
                 }
             }
-            // At the prompt there is no answer to stop; the line is given up, as in a shell.
-            Typed::GivenUp => {
-                lines.take();
-                chat.note("/exit or Ctrl-D leaves");
+            Typed::End if !lines.is_begun() => return Ok(()),
+            // At the prompt there is no answer to stop; the line is given up, as in a shell, and with it those that it goes on with.
+            Typed::GivenUp | Typed::End => {
+                let given_up = if lines.take().is_empty() { "" } else { "what was typed is given up; " };
+                chat.note(&format!("{given_up}/exit or Ctrl-D leaves"));
             }
-            Typed::End => return Ok(()),
         }
     }
 }

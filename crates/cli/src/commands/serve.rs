@@ -5,6 +5,7 @@ use crate::listen::{self, listen};
 use crate::load::{self, Loaded};
 use crate::output;
 use crate::progress::Bars;
+use crate::settings;
 use crate::signals;
 use crate::unix_socket::{self, SocketFile};
 use anyhow::{Context, Result, bail};
@@ -19,6 +20,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
 pub(crate) fn run(args: ServeArgs) -> Result<()> {
+    let variables = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
+    for (name, nearest) in settings::misspelled_variables(variables) {
+        output::status(&format!("nothing reads the variable {name}; the nearest is {nearest}"));
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         // Handlers only pass events on; the cores belong to the kernels.
         .worker_threads(2)

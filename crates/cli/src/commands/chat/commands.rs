@@ -4,7 +4,7 @@ use super::conversation::{Conversation, Loaded, MAX_FILE_BYTES};
 use super::{Chat, Next};
 use crate::output;
 use crate::parameters::{DEFAULT, TABLE};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -180,7 +180,7 @@ fn system(chat: &mut Chat, text: &str) -> Result<Next> {
 
 fn set(chat: &mut Chat, argument: &str) -> Result<Next> {
     if argument.is_empty() {
-        output::status(&parameters(chat, true));
+        output::status(&output::spelled_out(&parameters(chat, true)));
         return Ok(Next::GoOn);
     }
     let (name, value) = argument.split_once(char::is_whitespace).unwrap_or((argument, ""));
@@ -228,7 +228,8 @@ fn save(chat: &mut Chat, file: &str) -> Result<Next> {
     let path = path_of(file);
     let json = chat.conversation.to_json(chat.talker.model(), &chat.parameters);
     let text = serde_json::to_string_pretty(&json)? + "\n";
-    write_whole(&path, text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
+    // In words only: a pipe that nobody reads is not our stdout, whose end is the chat's.
+    write_whole(&path, text.as_bytes()).map_err(|error| anyhow!("cannot write {}: {error}", path.display()))?;
     chat.note(&format!("{} written to {}", taper_bench::counted(chat.conversation.len(), "message"), path.display()));
     Ok(Next::GoOn)
 }

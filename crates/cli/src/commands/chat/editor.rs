@@ -18,7 +18,7 @@ use rustyline::{
 };
 use std::fs::{self, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -27,6 +27,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Before a line, and before one that goes on.
 const PROMPT: &str = "> ";
 const MORE: &str = ". ";
+/// Lines that are remembered, of all chats together.
+const MAX_HISTORY_LEN: usize = 10_000;
 
 /// What a person did at the prompt.
 #[derive(Debug)]
@@ -50,8 +52,8 @@ pub(super) struct LineEditor {
 impl LineEditor {
     /// On stdin, with the lines of earlier chats. `generator` is told when a line ends.
     pub(super) fn new(history: Option<PathBuf>, generator: Arc<Generator>) -> Result<LineEditor> {
-        let config =
-            Config::builder().completion_type(CompletionType::List).completion_show_all_if_ambiguous(true).build();
+        let config = Config::builder().completion_type(CompletionType::List).completion_show_all_if_ambiguous(true);
+        let config = config.max_history_size(MAX_HISTORY_LEN).context("cannot keep a history")?.build();
         let mut editor = Editor::with_config(config).context("cannot use the terminal")?;
         editor.set_helper(Some(Completion(FilenameCompleter::new())));
         let wants_editor = Arc::new(AtomicBool::new(false));
@@ -109,7 +111,13 @@ impl LineEditor {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent).ok();
         }
-        let saved = self.editor.save_history(path);
+        // A file gets the new lines only: another chat may have added its own, and one that cannot be read is left as it is. What
+        // is no file would be read first too, and might never end; a pipe would wait for its reader even to be opened.
+        let saved = match fs::metadata(path) {
+            Ok(meta) if meta.file_type().is_fifo() => Err("it is a pipe".to_owned()),
+            Ok(meta) if !meta.is_file() => self.editor.save_history(path).map_err(|error| error.to_string()),
+            _ => self.editor.append_history(path).map_err(|error| error.to_string()),
+        };
         if let Err(error) = &saved {
             output::status(&format!("[the history cannot be kept in {}: {error}]", path.display()));
         }

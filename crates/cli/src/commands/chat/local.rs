@@ -1,6 +1,6 @@
 //! The engine of this program as the one who answers.
 
-use super::talker::{Cost, End, Reply, Talker};
+use super::talker::{Cost, End, Reply, Said, Talker};
 use crate::args::ChatArgs;
 use crate::generate::{self, Generator};
 use crate::load::{self, Loaded};
@@ -41,13 +41,14 @@ impl Talker for Local {
         &mut self,
         prompt: &[ChatMessage],
         parameters: &Parameters,
-        show: &mut dyn FnMut(&str) -> Result<()>,
+        show: &mut dyn FnMut(Said<'_>) -> Result<()>,
     ) -> Result<Reply> {
         let prompt_tokens = generate::chat_tokens(&self.loaded, prompt)?;
         let num_prompt_tokens = prompt_tokens.len();
         let request = Request { prompt_tokens, sampling: parameters.sampling()?, ..Request::default() };
         let before = self.loaded.engine.status();
-        let answer = self.generator.generate_stoppable(&self.loaded, request, show)?;
+        let answer =
+            self.generator.generate_stoppable(&self.loaded, request, &mut |text: &str| show(Said::Answer(text)))?;
         let after = self.loaded.engine.status();
         let timings = answer.usage.map(|usage| usage.timings);
         let cost = Cost {

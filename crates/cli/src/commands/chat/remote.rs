@@ -4,12 +4,13 @@
 //! on the server too.
 
 use super::roots::root_certificates;
-use super::talker::{Cost, End, Reply, Talker};
+use super::talker::{Cost, End, Reply, Said, Talker};
 use crate::generate::Generator;
 use crate::parameters::Parameters;
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use taper_text::ChatMessage;
@@ -41,12 +42,17 @@ impl Server {
     /// When it is not one.
     pub(super) fn new(url: &str, key: Option<String>) -> Result<Server> {
         let expected = "expected an address such as http://localhost:8080 or https://api.example.com/v1";
-        let uri: Uri = url.parse().map_err(|error| anyhow!("--url {url:?}: {error}; {expected}"))?;
+        if authority(url).contains('@') {
+            bail!("--url has a user or a password in it; --api-key gives a key; {expected}");
+        }
+        // Where an address is mistyped, what stands before an `@` may still be a password.
+        let shown = if url.contains('@') { "--url".to_owned() } else { format!("--url {url:?}") };
+        let uri: Uri = url.parse().map_err(|error| anyhow!("{shown}: {error}; {expected}"))?;
         if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.host().is_none_or(str::is_empty) {
-            bail!("--url {url:?}: {expected}");
+            bail!("{shown}: {expected}");
         }
         if uri.query().is_some() {
-            bail!("--url {url:?} has a query; {expected}");
+            bail!("{shown} has a query; {expected}");
         }
         let base = url.trim_end_matches('/');
         let base = base.strip_suffix("/chat/completions").unwrap_or(base);
@@ -90,6 +96,20 @@ impl Server {
     }
 }
 
+/// The part of an address that names the host, with whatever stands before the host and behind it.
+fn authority(url: &str) -> &str {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    rest.split(['/', '?', '#']).next().unwrap_or(rest)
+}
+
+/// Whether an address can only be this machine's.
+pub(super) fn is_on_this_machine(url: &str) -> bool {
+    let Ok(uri) = url.parse::<Uri>() else { return false };
+    let host = uri.host().unwrap_or_default();
+    let address = host.trim_matches(['[', ']']).parse::<IpAddr>();
+    host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
+}
+
 /// An answer that is no error; an error with the server's own words.
 fn succeeded(response: Response<Body>) -> Result<Response<Body>> {
     let status = response.status();
@@ -100,7 +120,7 @@ fn succeeded(response: Response<Body>) -> Result<Response<Body>> {
     let json: Value = serde_json::from_str(&text).unwrap_or_default();
     let message = message_of(&json).unwrap_or_else(|| text.trim().chars().take(500).collect());
     let hint = match status.as_u16() {
-        401 | 403 => " (--api-key, TAPER_API_KEY or OPENAI_API_KEY gives a key)",
+        401 | 403 => " (--api-key, OPENAI_API_KEY or, on this machine, TAPER_API_KEY gives a key)",
         _ => "",
     };
     if message.is_empty() {
@@ -125,6 +145,7 @@ fn read_limited(body: Body, limit: u64) -> Result<String> {
 /// What the thread tells the chat.
 #[derive(Debug, PartialEq)]
 enum Piece {
+    Thought(String),
     Text(String),
     Finish(String),
     Usage(Value),
@@ -189,7 +210,7 @@ impl Talker for Remote {
         &mut self,
         prompt: &[ChatMessage],
         parameters: &Parameters,
-        show: &mut dyn FnMut(&str) -> Result<()>,
+        show: &mut dyn FnMut(Said<'_>) -> Result<()>,
     ) -> Result<Reply> {
         let body = body(&self.model, prompt, parameters)?;
         let (sender, mut pieces) = unbounded_channel();
@@ -269,10 +290,14 @@ fn pieces(data: &str) -> Result<Vec<Piece>> {
         bail!("the server failed: {}", message_of(&event).unwrap_or_else(|| event["error"].to_string()));
     }
     let choice = &event["choices"][0];
-    let text = choice["delta"]["content"].as_str().filter(|text| !text.is_empty());
+    let delta = |name: &str| choice["delta"][name].as_str().filter(|text| !text.is_empty());
+    // DeepSeek's and vLLM's name, and OpenRouter's.
+    let thought = delta("reasoning_content").or_else(|| delta("reasoning"));
+    let text = delta("content");
     let finish = choice["finish_reason"].as_str();
     let usage = Some(&event["usage"]).filter(|usage| usage.is_object());
     Ok([
+        thought.map(|text| Piece::Thought(text.to_owned())),
         text.map(|text| Piece::Text(text.to_owned())),
         finish.map(|reason| Piece::Finish(reason.to_owned())),
         usage.map(|usage| Piece::Usage(usage.clone())),
@@ -309,23 +334,32 @@ impl Answer {
     async fn follow(
         &mut self,
         pieces: &mut UnboundedReceiver<Piece>,
-        show: &mut dyn FnMut(&str) -> Result<()>,
+        show: &mut dyn FnMut(Said<'_>) -> Result<()>,
     ) -> Result<()> {
         while let Some(piece) = pieces.recv().await {
             match piece {
+                Piece::Thought(text) => {
+                    self.count();
+                    show(Said::Thought(&text))?;
+                }
                 Piece::Text(text) => {
-                    let now = Instant::now();
-                    self.first.get_or_insert(now);
-                    self.last = Some(now);
-                    self.num_pieces += 1;
+                    self.count();
                     self.text.push_str(&text);
-                    show(&text)?;
+                    show(Said::Answer(&text))?;
                 }
                 Piece::Finish(reason) => self.finish_reason = Some(reason),
                 Piece::Usage(usage) => self.usage = usage,
             }
         }
         Ok(())
+    }
+
+    /// A thought is of tokens too.
+    fn count(&mut self) {
+        let now = Instant::now();
+        self.first.get_or_insert(now);
+        self.last = Some(now);
+        self.num_pieces += 1;
     }
 
     fn stopped(self) -> Reply {
@@ -383,6 +417,36 @@ mod tests {
     }
 
     #[test]
+    fn a_password_in_an_address_is_refused_and_not_shown() {
+        for url in ["http://me:secret@host", "me:secret@host", "http://me:sec ret@host/v1"] {
+            let refused = Server::new(url, None).unwrap_err().to_string();
+            assert!(refused.contains("--url") && !refused.contains("sec"), "{refused}");
+        }
+        assert!(Server::new("http://host/@org/v1", None).is_ok());
+    }
+
+    #[test]
+    fn only_loopback_is_this_machine() {
+        for url in [
+            "http://localhost:8080",
+            "http://LOCALHOST",
+            "http://127.0.0.1:1/v1",
+            "http://127.9.9.9",
+            "http://[::1]:80",
+        ] {
+            assert!(is_on_this_machine(url), "{url}");
+        }
+        for url in [
+            "https://api.example.com/v1",
+            "http://localhost.example.com",
+            "http://10.0.0.1",
+            "http://127.0.0.1.example",
+        ] {
+            assert!(!is_on_this_machine(url), "{url}");
+        }
+    }
+
+    #[test]
     fn the_request_has_what_was_asked_for_and_no_more() {
         let mut parameters = Parameters::default();
         parameters.set("max_tokens", "7").unwrap();
@@ -397,6 +461,10 @@ mod tests {
         assert_eq!(pieces(text).unwrap(), [Piece::Text("hi".into()), Piece::Finish("stop".into())]);
         assert_eq!(pieces(r#"{"choices":[{"delta":{"role":"assistant"}}]}"#).unwrap(), []);
         assert_eq!(pieces(r#"{"choices":[],"usage":{"a":1}}"#).unwrap(), [Piece::Usage(json!({ "a": 1 }))]);
+        for name in ["reasoning_content", "reasoning"] {
+            let event = json!({ "choices": [{ "delta": { name: "hm", "content": "" } }] }).to_string();
+            assert_eq!(pieces(&event).unwrap(), [Piece::Thought("hm".into())]);
+        }
         for (event, words) in [
             (r#"{"error":{"message":"out of memory"}}"#, "out of memory"),
             (r#"{"error":"busy"}"#, "busy"),

@@ -4,6 +4,14 @@ use crate::parameters::Parameters;
 use anyhow::Result;
 use taper_text::ChatMessage;
 
+/// A piece of what comes.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Said<'a> {
+    Answer(&'a str),
+    /// What the model thinks before it, which is not kept.
+    Thought(&'a str),
+}
+
 /// Whoever answers.
 pub(super) trait Talker {
     /// The model's name.
@@ -20,7 +28,7 @@ pub(super) trait Talker {
         &mut self,
         prompt: &[ChatMessage],
         parameters: &Parameters,
-        show: &mut dyn FnMut(&str) -> Result<()>,
+        show: &mut dyn FnMut(Said<'_>) -> Result<()>,
     ) -> Result<Reply>;
 }
 
