@@ -116,25 +116,6 @@ class WithStub(Page):
         self.browser.reload()
         self.browser.until_text(f"{LAST} .speed", "stopped")
 
-    def test_a_full_storage_is_still_read(self):
-        self.say("hello")
-        self.answered("number 1")
-        self.browser.run("""
-            let text = "x".repeat(2 ** 22);
-            for (let place = 0; text; place++)
-              try { localStorage.setItem(`filler${place}`, text); } catch { text = text.slice(text.length / 2 + 0.5); }
-            for (let place = 0; place < 100; place++)
-              try { localStorage.setItem("y".repeat(place + 1), ""); } catch { break; }
-        """)
-        self.browser.reload()
-        self.browser.until_text(f"{LAST} .body", "number 1")
-        self.say("more")
-        self.answered("number 2")
-        self.browser.until_text("#notice", "no room left")
-        self.browser.reload()
-        self.browser.until_text(f"{LAST} .body", "number 1")
-        self.assert_nothing_was_forbidden()
-
     def test_an_edit_outlives_what_another_tab_writes(self):
         self.say("hello")
         self.answered("number 1")
