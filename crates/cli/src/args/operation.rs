@@ -51,7 +51,7 @@ pub(crate) struct OperationArgs {
     #[arg(long, value_name = "N/TIME", env = "TAPER_RATE_LIMIT")]
     pub(crate) rate_limit: Option<Rate>,
 
-    /// Let web pages of this origin ask, such as https://app.example.com; `*` is every one. May be given several times, or
+    /// Let web pages of this origin ask, such as `https://app.example.com`; `*` is every one. May be given several times, or
     /// several with commas between [default: none].
     #[arg(long, value_name = "ORIGIN", env = "TAPER_CORS_ORIGIN", value_delimiter = ',')]
     pub(crate) cors_origin: Vec<String>,

@@ -20,7 +20,7 @@ pub(crate) enum ColorChoice {
 /// A server that answers instead of a model that is loaded.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct RemoteArgs {
-    /// Talk to a server with OpenAI's interface, such as http://localhost:8080 or https://api.example.com/v1, instead of loading a
+    /// Talk to a server with OpenAI's interface, such as `http://localhost:8080` or `https://api.example.com/v1`, instead of loading a
     /// model. Parameters that are not given are the server's to choose.
     #[arg(long, value_name = "URL")]
     pub(crate) url: Option<String>,
