@@ -311,7 +311,7 @@ impl SamplingArgs {
 /// `taper serve`
 #[derive(Debug, Args)]
 #[command(
-    after_help = "SIGTERM and Ctrl-C finish the running requests, then stop; a second one stops at once. SIGHUP reads keys and certificate again.\nEvery flag is also a variable, TAPER_ and its name in capitals, and a key of the --config file: flags override variables, and these\nthe file."
+    after_help = "SIGTERM and Ctrl-C finish the running requests, then stop; a second one stops at once. SIGHUP reads keys and certificate again.\nEvery flag but --print-config is also a variable, TAPER_ and its name in capitals (of --log-level TAPER_LOG), and every flag but\nthese two and --config is a key of the --config file: flags override variables, and these the file."
 )]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
