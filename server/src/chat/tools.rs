@@ -38,6 +38,23 @@ pub(crate) enum ToolChoice {
     Named(String),
 }
 
+impl ToolChoice {
+    /// The choice that OpenAI's word stands for, in the field `field`.
+    pub(crate) fn of_word(word: &str, field: &str) -> Result<ToolChoice, ApiError> {
+        match word {
+            "auto" => Ok(ToolChoice::Auto),
+            "none" => Ok(ToolChoice::None),
+            "required" => Ok(ToolChoice::Required),
+            other => {
+                let got = show(&Value::from(other));
+                let message =
+                    format!("{field} must be none, auto, required or an object that names a function, got {got}");
+                Err(ApiError::invalid(field, message))
+            }
+        }
+    }
+}
+
 impl Tool {
     /// Refuses names and schemas that no call could be made with.
     pub(crate) fn check(&self) -> Result<(), ApiError> {

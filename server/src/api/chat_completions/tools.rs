@@ -61,7 +61,7 @@ fn read_tool(path: &str, item: Value) -> Result<Tool, ApiError> {
 fn read_choice(value: Option<Value>) -> Result<(ToolChoice, Option<Vec<String>>), ApiError> {
     match value {
         None => Ok((ToolChoice::Auto, None)),
-        Some(Value::String(word)) => Ok((read_word(&word, CHOICE)?, None)),
+        Some(Value::String(word)) => Ok((ToolChoice::of_word(&word, CHOICE)?, None)),
         Some(value) => {
             let mut choice = Fields::nested(CHOICE, value)?;
             match choice.string("type")?.as_deref() {
@@ -73,19 +73,6 @@ fn read_choice(value: Option<Value>) -> Result<(ToolChoice, Option<Vec<String>>)
                     Err(ApiError::invalid(name.clone(), format!("{name} must be function or allowed_tools, got {got}")))
                 }
             }
-        }
-    }
-}
-
-fn read_word(word: &str, field: &str) -> Result<ToolChoice, ApiError> {
-    match word {
-        "auto" => Ok(ToolChoice::Auto),
-        "none" => Ok(ToolChoice::None),
-        "required" => Ok(ToolChoice::Required),
-        other => {
-            let got = show(&Value::from(other));
-            let message = format!("{field} must be none, auto, required or an object that names a function, got {got}");
-            Err(ApiError::invalid(field, message))
         }
     }
 }

@@ -54,7 +54,7 @@ fn read_tool(path: &str, item: Value) -> Result<Tool, ApiError> {
 fn read_choice(value: Option<Value>) -> Result<(ToolChoice, Option<Vec<String>>), ApiError> {
     let value = match value {
         None => return Ok((ToolChoice::Auto, None)),
-        Some(Value::String(word)) => return Ok((read_word(&word)?, None)),
+        Some(Value::String(word)) => return Ok((ToolChoice::of_word(&word, CHOICE)?, None)),
         Some(value) => value,
     };
     let mut choice = Fields::nested(CHOICE, value)?;
@@ -92,20 +92,6 @@ fn read_choice(value: Option<Value>) -> Result<(ToolChoice, Option<Vec<String>>)
             let got = other.map_or_else(|| "nothing".to_owned(), |kind| show(&Value::from(kind)));
             let message = format!("{kind_name} must be function or allowed_tools, got {got}");
             Err(ApiError::invalid(kind_name, message))
-        }
-    }
-}
-
-fn read_word(word: &str) -> Result<ToolChoice, ApiError> {
-    match word {
-        "auto" => Ok(ToolChoice::Auto),
-        "none" => Ok(ToolChoice::None),
-        "required" => Ok(ToolChoice::Required),
-        other => {
-            let got = show(&Value::from(other));
-            let message =
-                format!("{CHOICE} must be none, auto, required or an object that names a function, got {got}");
-            Err(ApiError::invalid(CHOICE, message))
         }
     }
 }
