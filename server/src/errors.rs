@@ -150,6 +150,12 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).param("model").code("model_not_found")
     }
 
+    /// 404: no model of that name here, in Ollama's words, which its clients look for.
+    pub(crate) fn no_such_model(asked: &str) -> Self {
+        let message = format!("model '{asked}' not found");
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).param("model").code("model_not_found")
+    }
+
     /// 404: no such path.
     pub fn no_such_path(path: &str) -> Self {
         let message = format!("there is nothing at {path}; GET /openapi.json and /docs say what this server has");

@@ -12,6 +12,8 @@ pub struct ServerFacts {
     pub model_path: Option<String>,
     /// What the file calls its kind of network, such as `llama`.
     pub architecture: Option<String>,
+    /// What most of its weights are stored as, such as `Q4_K_M`.
+    pub quantization: Option<String>,
     /// Numbers in all of its tensors.
     pub num_params: Option<u64>,
     /// Bytes of the file.

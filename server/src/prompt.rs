@@ -32,6 +32,12 @@ pub(crate) fn least_tokens(served: &Served, text: &str) -> usize {
     text.len() / served.longest_token_bytes.max(1) / 2
 }
 
+/// The beginning of a text, of no more bytes than a text that may fit can have.
+pub(crate) fn beginning_that_may_fit<'a>(served: &Served, text: &'a str) -> &'a str {
+    let most = served.model.context_len.saturating_mul(2 * served.longest_token_bytes.max(1));
+    &text[..text.floor_char_boundary(most)]
+}
+
 /// The end of a text, of no more bytes than a text that may fit can have.
 pub(crate) fn end_that_may_fit<'a>(served: &Served, text: &'a str) -> &'a str {
     let most = served.model.context_len.saturating_mul(2 * served.longest_token_bytes.max(1));

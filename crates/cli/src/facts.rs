@@ -4,6 +4,7 @@
 use crate::args::{Device, KvKind, ServeArgs};
 use clap::ValueEnum;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 use taper_checkpoint::Checkpoint;
 use taper_server::ServerFacts;
 
@@ -12,11 +13,46 @@ pub(crate) fn of_file(checkpoint: &Checkpoint, made_for: usize) -> ServerFacts {
     ServerFacts {
         model_path: Some(checkpoint.path().display().to_string()),
         architecture: checkpoint.metadata().architecture().ok().map(str::to_owned),
+        quantization: quantization(checkpoint),
         num_params: Some(checkpoint.tensors().map(|tensor| tensor.num_elements() as u64).sum()),
         model_bytes: Some(checkpoint.file_len()),
         trained_context_len: Some(made_for),
         ..ServerFacts::default()
     }
+}
+
+/// llama.cpp's names of a file's types, by the number in `general.file_type`.
+const FILE_TYPES: &[(u32, &str)] = &[
+    (0, "F32"),
+    (1, "F16"),
+    (2, "Q4_0"),
+    (3, "Q4_1"),
+    (7, "Q8_0"),
+    (8, "Q5_0"),
+    (9, "Q5_1"),
+    (10, "Q2_K"),
+    (11, "Q3_K_S"),
+    (12, "Q3_K_M"),
+    (13, "Q3_K_L"),
+    (14, "Q4_K_S"),
+    (15, "Q4_K_M"),
+    (16, "Q5_K_S"),
+    (17, "Q5_K_M"),
+    (18, "Q6_K"),
+    (21, "Q2_K_S"),
+    (32, "BF16"),
+];
+
+/// The type that a file says it has; otherwise that of most of its numbers.
+fn quantization(checkpoint: &Checkpoint) -> Option<String> {
+    let number = checkpoint.metadata().u32("general.file_type").ok().flatten();
+    let named = FILE_TYPES.iter().find(|(known, _)| Some(*known) == number).map(|(_, name)| *name);
+    let mut stored: BTreeMap<&str, usize> = BTreeMap::new();
+    for tensor in checkpoint.tensors() {
+        *stored.entry(tensor.dtype.name()).or_default() += tensor.num_elements();
+    }
+    let most = || stored.into_iter().max_by_key(|(_, num)| *num).map(|(name, _)| name);
+    named.or_else(most).map(str::to_owned)
 }
 
 /// The same with what computes, and how.
@@ -77,6 +113,22 @@ mod tests {
     use super::*;
     use crate::args::{Cli, Command};
     use clap::Parser;
+    use taper_testkit::gguf::Value;
+    use taper_testkit::quantize::TinyType;
+    use taper_testkit::tiny::TinyModel;
+
+    #[test]
+    fn a_file_says_what_it_is_stored_as_or_its_tensors_do() {
+        let check = |file_type: u32, expected: &str| {
+            let model = TinyModel { weight_type: TinyType::Q8_0, ..TinyModel::default() };
+            let file = model.builder().set("general.file_type", Value::U32(file_type));
+            let checkpoint = Checkpoint::from_bytes("tiny.gguf", file.build()).unwrap();
+            assert_eq!(quantization(&checkpoint).as_deref(), Some(expected), "{file_type}");
+        };
+        check(15, "Q4_K_M");
+        check(7, "Q8_0");
+        check(1000, "Q8_0");
+    }
 
     #[test]
     fn options_have_the_names_and_words_of_the_flags() {

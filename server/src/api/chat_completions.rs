@@ -25,7 +25,7 @@ use crate::{api, body, unsupported};
 
 mod messages;
 mod shape;
-mod tools;
+pub(crate) mod tools;
 
 /// The field of the conversation.
 const MESSAGES: &str = "messages";
@@ -107,7 +107,7 @@ pub(crate) fn count_tokens(
 }
 
 /// `logprobs` asks for those of the chosen tokens, `top_logprobs` for the most probable ones beside them.
-fn read_logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
+pub(crate) fn read_logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     let is_asked = fields.boolean("logprobs")?.unwrap_or(false);
     let num_top = fields.integer("top_logprobs", 0..=i64::from(MAX_LOGPROBS))?.map_or(0, |num_top| num_top as u32);
     if num_top > 0 && !is_asked {
@@ -143,6 +143,14 @@ fn thoughts(fields: &mut Fields) -> Result<Thoughts, ApiError> {
             let message = format!("reasoning_format must be auto, deepseek or none, got {got}");
             Err(ApiError::invalid("reasoning_format", message))
         }
+    }
+}
+
+/// Tells the template whether to think, where it has such a switch.
+pub(crate) fn switch_thinking(thinks: bool, served: &Served, variables: &mut Map<String, Value>) {
+    const VARIABLE: &str = "enable_thinking";
+    if served.model.template.as_ref().is_some_and(|template| template.source().contains(VARIABLE)) {
+        variables.entry(VARIABLE).or_insert(thinks.into());
     }
 }
 

@@ -24,7 +24,7 @@ use crate::state::{Served, ServerState};
 use crate::{api, body, prompt, unsupported};
 
 /// Elements of an answer that is written at once; a larger one waits for its turn.
-const SMALL_ANSWER: usize = 1 << 16;
+pub(crate) const SMALL_ANSWER: usize = 1 << 16;
 
 /// Bytes of an answer, about: beyond it fewer inputs are taken.
 const MAX_ANSWER_BYTES: usize = 2 * MAX_TOLD_BYTES;
@@ -50,10 +50,10 @@ pub(crate) struct Prepared {
 
 /// What vectors become in the answer.
 #[derive(Debug, Clone, Copy)]
-struct Shape {
-    dimensions: usize,
-    is_normalized: bool,
-    is_base64: bool,
+pub(crate) struct Shape {
+    pub(crate) dimensions: usize,
+    pub(crate) is_normalized: bool,
+    pub(crate) is_base64: bool,
 }
 
 pub(crate) async fn embeddings(
@@ -88,16 +88,7 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
     };
     let encoding = Encoding::take(&mut fields, served)?;
     let inputs = read_inputs(fields.take("input"))?;
-    let num_bytes = inputs.len() * shape.dimensions * ELEMENT_BYTES;
-    if num_bytes > MAX_ANSWER_BYTES {
-        let most = MAX_ANSWER_BYTES / (shape.dimensions * ELEMENT_BYTES);
-        let message = format!(
-            "input has {} inputs; of {} elements each at most {most} are taken",
-            inputs.len(),
-            shape.dimensions
-        );
-        return Err(ApiError::invalid("input", message));
-    }
+    shape.check_size(inputs.len())?;
     refuse_unsupported(&mut fields)?;
     let ignored = unsupported::check_rest(fields, state)?;
     let tokens = inputs.into_iter().map(|(name, input)| encoding.tokens(served, &name, input));
@@ -132,16 +123,28 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// What is kept of an input that has too many tokens.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Keeps {
+    /// Nothing: it is refused.
+    All,
+    /// At most so many, from its beginning.
+    First(usize),
+    /// At most so many, from its end.
+    Last(usize),
+}
+
 /// How texts become tokens.
-struct Encoding {
-    context_len: usize,
-    /// Most tokens of an input; what is before the last of these is left out.
-    keeps_last: Option<usize>,
-    adds_special: bool,
+pub(crate) struct Encoding {
+    /// Tokens that an input may have.
+    pub(crate) context_len: usize,
+    pub(crate) keeps: Keeps,
+    /// Whether it gets what the model's file wants around a text.
+    pub(crate) adds_special: bool,
 }
 
 /// One input, as it came.
-enum Input {
+pub(crate) enum Input {
     Text(String),
     Tokens(Vec<u32>),
 }
@@ -149,11 +152,11 @@ enum Input {
 impl Encoding {
     fn take(fields: &mut Fields, served: &Served) -> Result<Self, ApiError> {
         let context_len = served.model.context_len.min(served.model.engine.limits().context_len);
-        let keeps_last = match fields.take("truncate_prompt_tokens") {
-            None => None,
+        let keeps = match fields.take("truncate_prompt_tokens") {
+            None => Keeps::All,
             Some(value) => match integer_of(&value) {
-                Some(-1) => Some(context_len),
-                Some(num @ 1..) if num <= context_len as i64 => Some(num as usize),
+                Some(-1) => Keeps::Last(context_len),
+                Some(num @ 1..) if num <= context_len as i64 => Keeps::Last(num as usize),
                 _ => {
                     let message = format!(
                         "truncate_prompt_tokens must be an integer between 1 and {context_len}, the context of this model, \
@@ -165,11 +168,11 @@ impl Encoding {
             },
         };
         let adds_special = fields.boolean("add_special_tokens")?.unwrap_or(true);
-        Ok(Self { context_len, keeps_last, adds_special })
+        Ok(Self { context_len, keeps, adds_special })
     }
 
     /// The tokens of an input, which came in the field `name`.
-    fn tokens(&self, served: &Served, name: &str, input: Input) -> Result<Vec<u32>, ApiError> {
+    pub(crate) fn tokens(&self, served: &Served, name: &str, input: Input) -> Result<Vec<u32>, ApiError> {
         let mut tokens = match input {
             Input::Text(text) => self.encode(served, name, &text)?,
             Input::Tokens(ids) => {
@@ -181,8 +184,16 @@ impl Encoding {
                 ids
             }
         };
-        if let Some(keeps_last) = self.keeps_last {
-            tokens.drain(..tokens.len().saturating_sub(keeps_last));
+        match self.keeps {
+            Keeps::Last(num) => drop(tokens.drain(..tokens.len().saturating_sub(num))),
+            Keeps::First(num) if tokens.len() > num => {
+                // What ends a text ends a part of one too.
+                let end = served.model.tokenizer.end_of_embedded();
+                let end = end.filter(|end| num > 0 && tokens.last() == Some(end));
+                tokens.truncate(num - usize::from(end.is_some()));
+                tokens.extend(end);
+            }
+            Keeps::First(_) | Keeps::All => {}
         }
         match tokens.len() {
             0 => Err(ApiError::invalid(name, format!("{name} is empty; an input has at least one token"))),
@@ -196,13 +207,14 @@ impl Encoding {
             return Err(ApiError::invalid(name, format!("{name} is empty; an input has at least one token")));
         }
         let least = prompt::least_tokens(served, text);
-        let text = match self.keeps_last {
-            // Megabytes before the tokens that are kept are not worth tokenizing.
-            Some(_) => prompt::end_that_may_fit(served, text),
-            None if least > self.context_len => {
+        let text = match self.keeps {
+            // Megabytes besides the tokens that are kept are not worth tokenizing.
+            Keeps::Last(_) => prompt::end_that_may_fit(served, text),
+            Keeps::First(_) => prompt::beginning_that_may_fit(served, text),
+            Keeps::All if least > self.context_len => {
                 return Err(ApiError::input_too_long(name, least, self.context_len, false));
             }
-            None => text,
+            Keeps::All => text,
         };
         let tokenizer = &served.model.tokenizer;
         let options = EncodeOptions { parse_special: true, add_bos: self.adds_special };
@@ -273,6 +285,18 @@ impl Shape {
         Ok(Self { dimensions: dimensions.map_or(hidden_size, |n| n as usize), is_normalized, is_base64 })
     }
 
+    /// Refuses more inputs than an answer has room for.
+    pub(crate) fn check_size(self, num_inputs: usize) -> Result<(), ApiError> {
+        let bytes_each = self.dimensions * ELEMENT_BYTES;
+        if num_inputs * bytes_each <= MAX_ANSWER_BYTES {
+            return Ok(());
+        }
+        let most = MAX_ANSWER_BYTES / bytes_each;
+        let message =
+            format!("input has {num_inputs} inputs; of {} elements each at most {most} are taken", self.dimensions);
+        Err(ApiError::invalid("input", message))
+    }
+
     /// The text of the answer. One vector after another, because as a value it takes many times the memory.
     fn answer(self, id: &str, vectors: Vec<Vec<f32>>, num_tokens: usize) -> String {
         let mut text = String::from("{\"object\":\"list\",\"data\":[");
@@ -290,7 +314,8 @@ impl Shape {
         text
     }
 
-    fn write(self, mut vector: Vec<f32>, text: &mut String) {
+    /// Writes a vector.
+    pub(crate) fn write(self, mut vector: Vec<f32>, text: &mut String) {
         vector.truncate(self.dimensions);
         if self.is_normalized {
             normalize(&mut vector);

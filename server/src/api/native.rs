@@ -22,7 +22,7 @@ mod running;
 mod shape;
 mod stream;
 
-pub(crate) use request::{HARMLESS, REFUSED, prepare};
+pub(crate) use request::{HARMLESS, REFUSED, limit_penalties, prepare};
 use running::Running;
 use shape::Native;
 

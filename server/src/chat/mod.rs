@@ -14,11 +14,12 @@ mod stream;
 mod tools;
 
 use serde_json::{Map, Value};
-use taper_text::{AnswerSyntax, ChatMessage, ToolSyntax};
+use taper_text::{AnswerSyntax, ChatMessage, ReasoningMarks, ReasoningStart, ToolSyntax};
 
 use self::stop_watch::StopWatch;
 use crate::errors::ApiError;
 use crate::parameters::Parameters;
+use crate::prompt;
 use crate::state::Served;
 
 pub(crate) use dialect::Dialect;
@@ -106,17 +107,44 @@ pub(crate) fn prepare(
     parameters.form = form;
     let names = || offered.iter().map(|tool| tool.name.clone()).collect();
     let tools = (!offered.is_empty()).then(|| ToolSyntax { format: dialect.format, names: names(), is_certain });
-
-    let marks = tools.iter().flat_map(|tools| tools.format.marks().iter().copied());
-    let marks = marks.chain(reasoning.iter().flat_map(|(marks, _)| [marks.start, marks.end]));
-    let tokenizer = &served.model.tokenizer;
-    parameters.sampling.shown_tokens = marks.filter_map(|mark| tokenizer.control_token(mark)).collect();
-
-    let reading = Reading {
-        syntax: AnswerSyntax { reasoning: reasoning.filter(|_| conversation.thoughts != Thoughts::InText), tools },
-        tells_thoughts: conversation.thoughts == Thoughts::Apart,
-        max_calls: if conversation.parallel_calls { usize::MAX } else { 1 },
-        stop_watch: None,
-    };
+    let max_calls = if conversation.parallel_calls { usize::MAX } else { 1 };
+    let reading = Reading { max_calls, ..Reading::new(served, reasoning, tools, conversation.thoughts, parameters) };
     Ok(Prepared { prompt, reading })
+}
+
+/// A text that is a prompt as it is, from the field `field`; thoughts at the beginning of its answer are found, unless the answer
+/// must have a form, which is that of all its text.
+pub(crate) fn prepare_text(
+    served: &Served,
+    text: &str,
+    field: &str,
+    thoughts: Thoughts,
+    parameters: &mut Parameters,
+) -> Result<Prepared, ApiError> {
+    let prompt = prompt::encode(served, text, field)?;
+    let marks = served.dialect.reasoning.filter(|_| parameters.form.is_none());
+    let reasoning = marks.map(|marks| (marks, marks.at_end_of(text)));
+    Ok(Prepared { prompt, reading: Reading::new(served, reasoning, None, thoughts, parameters) })
+}
+
+impl Reading {
+    /// Reads thoughts and any number of calls, and has `parameters` show the tokens that mark them.
+    fn new(
+        served: &Served,
+        reasoning: Option<(ReasoningMarks, ReasoningStart)>,
+        tools: Option<ToolSyntax>,
+        thoughts: Thoughts,
+        parameters: &mut Parameters,
+    ) -> Reading {
+        let marks = tools.iter().flat_map(|tools| tools.format.marks().iter().copied());
+        let marks = marks.chain(reasoning.iter().flat_map(|(marks, _)| [marks.start, marks.end]));
+        let tokenizer = &served.model.tokenizer;
+        parameters.sampling.shown_tokens = marks.filter_map(|mark| tokenizer.control_token(mark)).collect();
+        Reading {
+            syntax: AnswerSyntax { reasoning: reasoning.filter(|_| thoughts != Thoughts::InText), tools },
+            tells_thoughts: thoughts == Thoughts::Apart,
+            max_calls: usize::MAX,
+            stop_watch: None,
+        }
+    }
 }

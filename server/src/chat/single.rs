@@ -1,5 +1,5 @@
-//! Answers of one choice, for protocols that tell of them as a list of items, and in streams by named events:
-//! `event: NAME\ndata: {"type": NAME, ...}\n\n`.
+//! Answers of one choice, for protocols that tell of them as a list of items or as one message, and in streams by named events:
+//! `event: NAME\ndata: {"type": NAME, ...}\n\n`, or by lines of JSON.
 //!
 //! As in the other streams the 200 waits for the first event of the engine, so that a failure before it is a real status.
 
@@ -25,6 +25,14 @@ use crate::{reply, sse};
 
 /// How a protocol writes an answer. It gathers the answer, and tells of it as it grows.
 pub(crate) trait Protocol: Send + Unpin + 'static {
+    /// The media type of its streams.
+    const MEDIA_TYPE: &'static str = "text/event-stream";
+
+    /// An event as it is sent: by its name, which is its `type`, where the protocol has no other way.
+    fn frame(event: &Value) -> Bytes {
+        let name = event["type"].as_str().unwrap_or_default();
+        Bytes::from(format!("event: {name}\ndata: {event}\n\n"))
+    }
     /// Before anything of the answer.
     fn begin(&mut self, events: &mut Events);
     /// More of the answer.
@@ -34,7 +42,7 @@ pub(crate) trait Protocol: Send + Unpin + 'static {
     /// It will not be, after its stream began.
     fn fail(&mut self, error: &ApiError, events: &mut Events);
     /// What fills a pause in a stream.
-    fn pause(&self) -> &'static [u8];
+    fn pause(&self) -> Bytes;
     /// The complete answer.
     fn whole(self) -> Value;
 }
@@ -48,19 +56,18 @@ pub(crate) struct End {
 }
 
 /// Events on their way to a client; nobody listens to those of an answer that is sent whole.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Events {
     is_heard: bool,
+    frame: fn(&Value) -> Bytes,
     frames: VecDeque<Bytes>,
 }
 
 impl Events {
-    /// Sends what `make` makes, an object with a `type`.
+    /// Sends what `make` makes, an object.
     pub(crate) fn send(&mut self, make: impl FnOnce() -> Value) {
         if self.is_heard {
-            let event = make();
-            let name = event["type"].as_str().unwrap_or_default();
-            self.frames.push_back(Bytes::from(format!("event: {name}\ndata: {event}\n\n")));
+            self.frames.push_back((self.frame)(&make()));
         }
     }
 }
@@ -89,7 +96,7 @@ pub(crate) async fn send<P: Protocol>(
     parameters: &Parameters,
     context: &Answering<'_>,
 ) -> Result<Response, ApiError> {
-    let events = Events { is_heard: parameters.stream, frames: VecDeque::new() };
+    let events = Events { is_heard: parameters.stream, frame: P::frame, frames: VecDeque::new() };
     let running = Running { protocol, answers, events, end: None, is_complete: false };
     let mut response = if parameters.stream {
         stream(running, context.state.timeouts().keep_alive).await?
@@ -159,7 +166,8 @@ async fn stream<P: Protocol>(mut running: Running<P>, interval: Duration) -> Res
     if let Some(first) = first {
         frames.push(first);
     }
-    Ok((sse::HEADERS, Body::from_stream(frames)).into_response())
+    let media_type = [(header::CONTENT_TYPE, HeaderValue::from_static(P::MEDIA_TYPE))];
+    Ok((sse::HEADERS, media_type, Body::from_stream(frames)).into_response())
 }
 
 /// The frames of a streamed answer.
@@ -199,7 +207,7 @@ impl<P: Protocol> Stream for Frames<P> {
                     if frames.keep_alive.as_mut().poll(context).is_pending() {
                         return Poll::Pending;
                     }
-                    let pause = Bytes::from_static(frames.running.protocol.pause());
+                    let pause = frames.running.protocol.pause();
                     frames.running.events.frames.push_back(pause);
                 }
             }

@@ -10,14 +10,14 @@ use crate::limits::MAX_TOOLS;
 const CHOICE: &str = "tool_choice";
 
 /// What a request offers.
-pub(super) struct Offer {
-    pub(super) tools: Vec<Tool>,
-    pub(super) choice: ToolChoice,
-    pub(super) parallel: bool,
+pub(crate) struct Offer {
+    pub(crate) tools: Vec<Tool>,
+    pub(crate) choice: ToolChoice,
+    pub(crate) parallel: bool,
 }
 
 /// Takes the fields.
-pub(super) fn take(fields: &mut Fields) -> Result<Offer, ApiError> {
+pub(crate) fn take(fields: &mut Fields) -> Result<Offer, ApiError> {
     let items = fields.array("tools")?.unwrap_or_default();
     if items.len() > MAX_TOOLS {
         let message = format!("tools has {} tools; at most {MAX_TOOLS} are taken", items.len());

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::history;
-use crate::api::chat_completions::{reasoning_effort, template_variables};
+use crate::api::chat_completions::{reasoning_effort, switch_thinking, template_variables};
 use crate::chat::{self, Conversation, Reading, Thoughts, Tool, ToolChoice, check_single, check_tools};
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
@@ -88,18 +88,12 @@ fn take_thinking(
     }
     let display = thinking.string("display")?;
     let kind_name = thinking.name_of("type");
-    let mut switch = |thinks: bool| {
-        let template = served.model.template.as_ref();
-        if template.is_some_and(|template| template.source().contains("enable_thinking")) {
-            variables.entry("enable_thinking").or_insert(thinks.into());
-        }
-    };
     match thinking.string("type")?.as_deref() {
         Some("disabled") => {
-            switch(false);
+            switch_thinking(false, served, variables);
             return Ok(Thoughts::LeftOut);
         }
-        Some("enabled") => switch(true),
+        Some("enabled") => switch_thinking(true, served, variables),
         Some("adaptive") => {}
         other => {
             let got = other.map_or_else(|| "nothing".to_owned(), |kind| show(&Value::from(kind)));

@@ -1,5 +1,6 @@
 //! Anthropic's `message` and the events of its stream: blocks begin, grow and end, one after another.
 
+use axum::body::Bytes;
 use serde_json::{Value, json};
 
 use super::errors;
@@ -157,8 +158,8 @@ impl Protocol for Message {
         events.send(|| errors::to_json(error));
     }
 
-    fn pause(&self) -> &'static [u8] {
-        b"event: ping\ndata: {\"type\":\"ping\"}\n\n"
+    fn pause(&self) -> Bytes {
+        Self::frame(&json!({ "type": "ping" }))
     }
 
     fn whole(self) -> Value {

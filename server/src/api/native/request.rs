@@ -231,28 +231,32 @@ impl Own {
         if let Some(samplers) = &self.samplers {
             leave_out(sampling, samplers);
         }
-        self.check_penalties(sampling)
+        limit_penalties(self.repeat_last_n, "repeat_last_n", sampling)
     }
+}
 
-    /// Penalties look at the whole text here, and not at its last tokens.
-    fn check_penalties(&self, sampling: &mut SamplingParams) -> Result<(), ApiError> {
-        let are_off = (sampling.repetition_penalty - 1.0).abs()
-            + sampling.presence_penalty.abs()
-            + sampling.frequency_penalty.abs()
-            == 0.0;
-        match self.repeat_last_n {
-            None | Some(-1) => Ok(()),
-            Some(0) => {
-                penalties_off(sampling);
-                Ok(())
-            }
-            Some(_) if are_off => Ok(()),
-            Some(other) => {
-                let message = format!(
-                    "repeat_last_n must be -1 (penalties look at the whole text on this server) or 0 (they are off), got {other}"
-                );
-                Err(ApiError::unsupported("repeat_last_n", message))
-            }
+/// Applies `repeat_last_n`, which came in the field `field`: penalties look at the whole text here, and not at its last tokens.
+pub(crate) fn limit_penalties(
+    last_n: Option<i64>,
+    field: &str,
+    sampling: &mut SamplingParams,
+) -> Result<(), ApiError> {
+    let are_off = (sampling.repetition_penalty - 1.0).abs()
+        + sampling.presence_penalty.abs()
+        + sampling.frequency_penalty.abs()
+        == 0.0;
+    match last_n {
+        None | Some(-1) => Ok(()),
+        Some(0) => {
+            penalties_off(sampling);
+            Ok(())
+        }
+        Some(_) if are_off => Ok(()),
+        Some(other) => {
+            let message = format!(
+                "{field} must be -1 (penalties look at the whole text on this server) or 0 (they are off), got {other}"
+            );
+            Err(ApiError::unsupported(field, message))
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The `response` object and the events of its stream.
 
+use axum::body::Bytes;
 use serde_json::{Map, Value, json};
 
 use super::items::{Item, Kind};
@@ -261,8 +262,8 @@ impl Protocol for Response {
         self.finish("response.failed", events);
     }
 
-    fn pause(&self) -> &'static [u8] {
-        b": keep-alive\n\n"
+    fn pause(&self) -> Bytes {
+        Bytes::from_static(b": keep-alive\n\n")
     }
 
     fn whole(self) -> Value {
