@@ -6,7 +6,7 @@ use axum::routing::{self, MethodRouter};
 
 use crate::api::description::{self as describe, Operation};
 use crate::api::{
-    chat_completions, completions, embeddings, health, loads, messages, metrics, models, native, responses,
+    chat_completions, completions, embeddings, health, loads, messages, metrics, models, native, ollama, responses,
     server_info, tokens,
 };
 use crate::state::ServerState;
@@ -33,6 +33,14 @@ pub(crate) fn routes() -> Vec<Route> {
         post("/v1/responses", responses::responses, describe::responses::responses),
         post("/completion", native::completion, describe::native::completion),
         post("/completions", native::completion, describe::native::completion),
+        post("/api/chat", ollama::chat, describe::ollama::chat),
+        post("/api/generate", ollama::generate, describe::ollama::generate),
+        post("/api/embed", ollama::embed, describe::ollama::embed),
+        post("/api/embeddings", ollama::embeddings, describe::ollama::embeddings),
+        post("/api/show", ollama::show, describe::ollama::show),
+        get("/api/tags", ollama::tags, describe::ollama::tags),
+        get("/api/ps", ollama::ps, describe::ollama::ps),
+        get("/api/version", ollama::version, describe::ollama::version),
         post("/tokenize", tokens::tokenize, describe::tokens::tokenize),
         post("/v1/tokenize", tokens::tokenize, describe::tokens::tokenize),
         post("/detokenize", tokens::detokenize, describe::tokens::detokenize),

@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::access::{self, Crowded};
-use crate::api::messages;
+use crate::api::{messages, ollama};
 use crate::body;
 use crate::errors::ApiError;
 use crate::io_timeout::WriteTimeout;
@@ -51,7 +51,8 @@ pub fn app(state: ServerState) -> Router {
         .layer(DefaultBodyLimit::disable())
         .layer(axum::middleware::from_fn_with_state(state.clone(), access::check))
         .layer(CatchPanicLayer::custom(middleware::panicked))
-        .layer(axum::middleware::from_fn(messages::errors_in_own_words));
+        .layer(axum::middleware::from_fn(messages::errors_in_own_words))
+        .layer(axum::middleware::from_fn(ollama::errors_in_own_words));
     // Browsers send no key with a preflight, and shall be able to read a refusal.
     let router = match &state.config().cors {
         Some(origins) => router.layer(origins.layer()),
@@ -66,7 +67,13 @@ const SHOWN_PATH: usize = 80;
 async fn no_such_path(State(state): State<ServerState>, OriginalUri(uri): OriginalUri, request: Request) -> ApiError {
     body::discard(request.into_body(), state.timeouts()).await;
     let path: String = uri.path().chars().take(SHOWN_PATH).collect();
-    if path.starts_with("/v1/responses/") { ApiError::nothing_stored(&path) } else { ApiError::no_such_path(&path) }
+    if path.starts_with("/v1/responses/") {
+        ApiError::nothing_stored(&path)
+    } else if ollama::is_management(&path) {
+        ollama::no_management(&path)
+    } else {
+        ApiError::no_such_path(&path)
+    }
 }
 
 async fn method_not_allowed(

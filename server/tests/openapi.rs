@@ -57,6 +57,20 @@ fn samples() -> Vec<(&'static str, &'static str, Value)> {
         ("post", "/v1/responses", json!({ "input": "Hi", "metadata": { "a": "b" }, "top_logprobs": 1 })),
         ("post", "/v1/responses", json!({ "input": "Hi", "max_output_tokens": 4, "stream": true, "top_logprobs": 1 })),
     ]);
+    let tool = json!({ "type": "function", "function": { "name": "f", "parameters": { "type": "object" } } });
+    samples.extend([
+        ("post", "/api/chat", json!({ "messages": messages, "tools": [tool], "logprobs": true, "top_logprobs": 1 })),
+        ("post", "/api/chat", json!({ "messages": messages, "stream": false, "options": { "num_predict": 4, "num_gpu": 1 } })),
+        ("post", "/api/chat", json!({})),
+        ("post", "/api/generate", json!({ "prompt": "Once", "context": [97], "keep_alive": "5m" })),
+        ("post", "/api/generate", json!({ "prompt": "Once", "stream": false, "raw": true })),
+        ("post", "/api/embed", json!({ "input": ["a", "b"], "dimensions": 2, "options": { "num_ctx": 5 } })),
+        ("post", "/api/embeddings", json!({ "prompt": "a" })),
+        ("post", "/api/show", json!({ "model": "tiny" })),
+    ]);
+    for path in ["/api/tags", "/api/ps", "/api/version"] {
+        samples.push(("get", path, Value::Null));
+    }
     for path in ["/completion", "/completions"] {
         samples.push((
             "post",
@@ -125,7 +139,12 @@ async fn every_answer_has_the_form_that_is_described() {
     }
     for facts in [
         ServerFacts::default(),
-        ServerFacts { num_params: Some(1), device: Some("cpu".to_owned()), ..Default::default() },
+        ServerFacts {
+            num_params: Some(1),
+            architecture: Some("llama".to_owned()),
+            device: Some("cpu".to_owned()),
+            ..Default::default()
+        },
     ] {
         state.set_facts(facts);
         for (method, path, body) in samples() {
@@ -148,6 +167,9 @@ async fn every_answer_has_the_form_that_is_described() {
             let validator = validator(schema, &document);
             match content_type.as_str() {
                 "application/json" => check(&answer.json(), &validator, &what),
+                "application/x-ndjson" => {
+                    answer.lines().iter().for_each(|line| check(line, &validator, &what));
+                }
                 "text/event-stream" if answer.body.starts_with("event: ") => {
                     answer.events().iter().for_each(|event| check(event, &validator, &what));
                 }
@@ -177,6 +199,9 @@ async fn every_error_has_the_form_that_is_described() {
         (&ready, "post", "/v1/messages", json!({ "messages": 5 })),
         (&ready, "post", "/v1/messages/count_tokens", json!({ "messages": 5 })),
         (&ready, "post", "/v1/responses", json!({ "input": 5 })),
+        (&ready, "post", "/api/chat", json!({ "messages": 5 })),
+        (&ready, "post", "/api/embed", json!({ "input": "a" })),
+        (&loading, "get", "/api/tags", Value::Null),
         (&loading, "get", "/health", Value::Null),
         (&loading, "get", "/v1/loads", Value::Null),
     ] {

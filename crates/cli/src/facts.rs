@@ -113,15 +113,14 @@ mod tests {
     use super::*;
     use crate::args::{Cli, Command};
     use clap::Parser;
-    use taper_testkit::gguf::Value;
-    use taper_testkit::quantize::TinyType;
-    use taper_testkit::tiny::TinyModel;
+    use taper_testkit::gguf;
+    use taper_testkit::tiny::{TinyModel, TinyType};
 
     #[test]
     fn a_file_says_what_it_is_stored_as_or_its_tensors_do() {
         let check = |file_type: u32, expected: &str| {
             let model = TinyModel { weight_type: TinyType::Q8_0, ..TinyModel::default() };
-            let file = model.builder().set("general.file_type", Value::U32(file_type));
+            let file = model.builder().set("general.file_type", gguf::Value::U32(file_type));
             let checkpoint = Checkpoint::from_bytes("tiny.gguf", file.build()).unwrap();
             assert_eq!(quantization(&checkpoint).as_deref(), Some(expected), "{file_type}");
         };

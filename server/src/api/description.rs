@@ -18,6 +18,7 @@ pub(crate) mod generation;
 pub(crate) mod info;
 pub(crate) mod messages;
 pub(crate) mod native;
+pub(crate) mod ollama;
 mod page;
 pub(crate) mod responses;
 mod schema;
@@ -59,6 +60,12 @@ impl Operation {
         self
     }
 
+    /// With `stream`, each line.
+    fn streamed_as_lines(mut self, line: Value) -> Operation {
+        self.answers.push((LINES, line));
+        self
+    }
+
     fn with_query(mut self, query: Vec<(&'static str, Value)>) -> Operation {
         self.query = query;
         self
@@ -67,6 +74,7 @@ impl Operation {
 
 const JSON: &str = "application/json";
 const EVENTS: &str = "text/event-stream";
+const LINES: &str = "application/x-ndjson";
 
 /// Schemas that several others refer to, by name.
 fn components() -> Map<String, Value> {
@@ -76,6 +84,7 @@ fn components() -> Map<String, Value> {
         messages::components(),
         responses::components(),
         native::components(),
+        ollama::components(),
         embeddings::components(),
     ];
     groups.into_iter().flatten().map(|(name, schema)| (name.to_owned(), schema)).collect()

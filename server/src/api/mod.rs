@@ -21,6 +21,7 @@ pub(crate) mod messages;
 pub(crate) mod metrics;
 pub(crate) mod models;
 pub(crate) mod native;
+pub(crate) mod ollama;
 pub(crate) mod responses;
 pub(crate) mod server_info;
 pub(crate) mod tokens;

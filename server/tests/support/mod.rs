@@ -152,6 +152,14 @@ impl Answer {
         frames.map(event).collect()
     }
 
+    /// The lines of a stream of JSON objects.
+    pub(crate) fn lines(&self) -> Vec<Value> {
+        assert_eq!(self.status, 200, "{}", self.body);
+        assert_eq!(self.headers["content-type"], "application/x-ndjson");
+        let lines = self.body.strip_suffix('\n').expect("every line ends");
+        lines.split('\n').map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line:?}"))).collect()
+    }
+
     /// The chunks of a stream that must end with `[DONE]`.
     pub(crate) fn chunks(&self) -> Vec<Value> {
         let mut frames = self.frames();

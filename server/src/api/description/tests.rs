@@ -6,7 +6,7 @@ use taper_engine::stub::{StubRunner, stub_limits};
 use taper_engine::{Engine, EngineConfig};
 
 use super::*;
-use crate::api::{chat_completions, completions, embeddings, messages, native, responses, tokens};
+use crate::api::{chat_completions, completions, embeddings, messages, native, ollama, responses, tokens};
 use crate::errors::ApiError;
 use crate::fields::asked;
 use crate::state::{Served, ServedModel, ServerState};
@@ -37,7 +37,7 @@ fn served() -> (ServerState, Arc<Served>) {
 }
 
 /// For each schema of a request: what reads it, and bodies that make it ask for every field there is.
-fn readers() -> [(&'static str, Read, Vec<Value>); 10] {
+fn readers() -> [(&'static str, Read, Vec<Value>); 15] {
     let call = json!({ "id": "a", "type": "function", "function": { "name": "f", "arguments": "{}" } });
     let messages = json!([
         { "role": "user", "content": [{ "type": "text", "text": "hi" }] },
@@ -93,6 +93,16 @@ fn readers() -> [(&'static str, Read, Vec<Value>); 10] {
         { "type": "function_call", "call_id": "a", "name": "f", "arguments": "{}" },
         { "type": "function_call_output", "call_id": "a", "output": "it is" },
     ]);
+    let ollamas = json!({
+        "messages": [
+            { "role": "user", "content": "hi", "images": [] },
+            { "role": "assistant", "thinking": "hm", "tool_calls": [{ "id": "a", "function": { "name": "f", "arguments": {} } }] },
+            { "role": "tool", "tool_name": "f", "content": "it is" },
+        ],
+        "tools": tools,
+        "tool_choice": named,
+        "think": false,
+    });
     [
         (
             "ChatRequest",
@@ -138,6 +148,27 @@ fn readers() -> [(&'static str, Read, Vec<Value>); 10] {
             ],
         ),
         (
+            "OllamaChatRequest",
+            |body, state, served| ollama::prepare_chat(body, state, served).map(drop),
+            [options_of(&ollamas, &forms), vec![json!({ "format": {}, "messages": [] })]].concat(),
+        ),
+        (
+            "OllamaGenerateRequest",
+            |body, state, served| ollama::prepare_generate(body, state, served).map(drop),
+            options_of(&json!({ "prompt": "a" }), &forms),
+        ),
+        (
+            "OllamaEmbedRequest",
+            |body, state, served| ollama::prepare_embed(body, state, served).map(drop),
+            vec![json!({ "input": "a" })],
+        ),
+        (
+            "OllamaEmbeddingsRequest",
+            |body, state, served| ollama::prepare_embeddings(body, state, served).map(drop),
+            vec![json!({ "prompt": "a" })],
+        ),
+        ("/api/show", |body, state, served| ollama::read_show(body, state, served).map(drop), vec![json!({})]),
+        (
             "EmbeddingRequest",
             |body, state, served| embeddings::prepare(body, state, served).map(drop),
             vec![json!({ "input": "a" })],
@@ -158,6 +189,20 @@ fn readers() -> [(&'static str, Read, Vec<Value>); 10] {
             vec![chat(&named)],
         ),
     ]
+}
+
+/// The same request with each of these forms among Ollama's options, which has no stream there.
+fn options_of(request: &Value, forms: &[Value]) -> Vec<Value> {
+    let with_form = forms.iter().map(|form| {
+        let mut body = request.clone();
+        let mut options = form.clone();
+        for name in ["stream", "stream_options"] {
+            options.as_object_mut().unwrap().remove(name);
+        }
+        body["options"] = options;
+        body
+    });
+    with_form.collect()
 }
 
 fn resolved<'a>(schema: &'a Value, document: &'a Value) -> &'a Value {
@@ -260,6 +305,7 @@ fn no_two_operations_have_one_id_and_no_component_is_named_twice() {
         super::messages::components(),
         super::responses::components(),
         super::native::components(),
+        super::ollama::components(),
         super::embeddings::components(),
     ];
     assert_eq!(components().len(), groups.iter().map(Vec::len).sum::<usize>());
