@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -23,7 +24,8 @@ const TEMPLATE: &str = "{% if tools %}TOOLS\n{% endif %}{% for m in messages %}<
     {% if m.tool_call_id %}[{{ m.name }} {{ m.tool_call_id }}]{% endif %}<|im_end|>\n{% endfor %}{{ reasoning_effort }}<|im_start|>assistant\n\
     {% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}";
 /// Does not think, and knows no tools.
-const PLAIN: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n";
+const PLAIN: &str =
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n";
 
 fn roomy() -> RunnerLimits {
     RunnerLimits { context_len: 4096, num_blocks: 1024, ..limits() }
@@ -90,9 +92,13 @@ fn assembled(lines: &[Value]) -> Value {
         assert_eq!(part["model"], last["model"]);
     }
     let at = |value: &Value| if is_chat { value["message"].clone() } else { value.clone() };
-    let text = |field: &str| parts.iter().map(|part| at(part)[field].as_str().unwrap_or_default().to_owned()).collect::<String>();
-    let calls: Vec<Value> = parts.iter().flat_map(|part| at(part)["tool_calls"].as_array().cloned().unwrap_or_default()).collect();
-    let logprobs: Vec<Value> = parts.iter().flat_map(|part| part["logprobs"].as_array().cloned().unwrap_or_default()).collect();
+    let text = |field: &str| {
+        parts.iter().map(|part| at(part)[field].as_str().unwrap_or_default().to_owned()).collect::<String>()
+    };
+    let calls: Vec<Value> =
+        parts.iter().flat_map(|part| at(part)["tool_calls"].as_array().cloned().unwrap_or_default()).collect();
+    let logprobs: Vec<Value> =
+        parts.iter().flat_map(|part| part["logprobs"].as_array().cloned().unwrap_or_default()).collect();
     let (thinking, content) = (text("thinking"), text(if is_chat { "content" } else { "response" }));
     let told = if is_chat { &mut whole["message"] } else { &mut whole };
     assert_eq!(told[if is_chat { "content" } else { "response" }], "", "the last line says nothing more");
@@ -114,11 +120,9 @@ fn without_times(mut answer: Value) -> Value {
     for name in ["created_at", "total_duration", "prompt_eval_duration", "eval_duration"] {
         answer[name] = Value::Null;
     }
-    if let Some(calls) = answer["message"]["tool_calls"].as_array_mut() {
-        for call in calls {
-            assert!(call["id"].as_str().unwrap().starts_with("call_"), "{call}");
-            call["id"] = Value::Null;
-        }
+    for call in answer.pointer_mut("/message/tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+        assert!(call["id"].as_str().unwrap().starts_with("call_"), "{call}");
+        call["id"] = Value::Null;
     }
     answer
 }
@@ -209,9 +213,13 @@ async fn a_model_without_a_template_continues_prompts() {
 #[tokio::test]
 async fn nothing_to_answer_loads_or_unloads() {
     let state = answering("x");
-    for (keep_alive, reason) in
-        [(Value::Null, "load"), (json!("5m"), "load"), (json!(-1), "load"), (json!(0), "unload"), (json!("0s"), "unload")]
-    {
+    for (keep_alive, reason) in [
+        (Value::Null, "load"),
+        (json!("5m"), "load"),
+        (json!(-1), "load"),
+        (json!(0), "unload"),
+        (json!("0s"), "unload"),
+    ] {
         let chat = ask(&state, &json!({ "messages": [], "keep_alive": keep_alive, "stream": true })).await.json();
         assert_eq!(chat["message"], json!({ "role": "assistant", "content": "" }));
         let generated = generate(&state, &json!({ "prompt": "", "keep_alive": keep_alive })).await.json();
@@ -229,7 +237,11 @@ async fn options_end_answers() {
     let state = answering("One two three");
     let content = async |options: Value| {
         let answer = ask(&state, &json!({ "options": options })).await.json();
-        (answer["message"]["content"].as_str().unwrap().to_owned(), answer["done_reason"].clone(), answer["eval_count"].clone())
+        (
+            answer["message"]["content"].as_str().unwrap().to_owned(),
+            answer["done_reason"].clone(),
+            answer["eval_count"].clone(),
+        )
     };
     assert_eq!(content(json!({ "num_predict": 3 })).await, ("One".to_owned(), json!("length"), json!(3)));
     assert_eq!(content(json!({ "num_predict": 0 })).await, (String::new(), json!("length"), json!(0)));
@@ -252,7 +264,10 @@ fn undecided() -> ServerState {
 async fn a_seed_fixes_the_text_and_minus_one_is_any() {
     let state = undecided();
     let text = async |options: Value| {
-        let options = merged(json!({ "num_predict": 20, "temperature": 1, "top_k": 0, "top_p": 1 }), &options);
+        let options = merged(
+            json!({ "num_predict": 20, "temperature": 1, "top_k": 0, "top_p": 1, "ignore_eos": true }),
+            &options,
+        );
         ask(&state, &json!({ "options": options, "logprobs": true })).await.json()["logprobs"].clone()
     };
     assert_eq!(text(json!({ "seed": 3 })).await, text(json!({ "seed": 3 })).await);
@@ -274,8 +289,9 @@ async fn options_are_those_that_ollama_has() {
     assert!(!answer.headers.contains_key("x-taper-ignored-fields"), "{:?}", answer.headers);
     let loading = json!({ "num_ctx": 1_000_000, "numa": false, "num_gpu": 1, "num_thread": 8, "use_mmap": true });
     let answer = ask(&state, &json!({ "options": loading, "think": null, "fancy": 1 })).await;
-    let ignored = answer.headers["x-taper-ignored-fields"].to_str().unwrap();
-    assert_eq!(ignored, "options.num_ctx, options.numa, options.num_gpu, options.num_thread, options.use_mmap, fancy");
+    let ignored: BTreeSet<&str> = answer.headers["x-taper-ignored-fields"].to_str().unwrap().split(", ").collect();
+    let options = ["options.num_ctx", "options.numa", "options.num_gpu", "options.num_thread", "options.use_mmap"];
+    assert_eq!(ignored, options.into_iter().chain(["fancy"]).collect());
     for (options, part) in [
         (json!({ "temperature": "warm" }), "options.temperature must be a number"),
         (json!({ "num_predict": -3 }), "options.num_predict must be"),
@@ -343,8 +359,7 @@ fn called(index: usize) -> Value {
 async fn calls_have_objects_as_arguments() {
     let state = answering(&format!("Let me see.\n{CALL}\n{CALL}"));
     let answer = both_ways_of_chat(&state, json!({ "tools": [weather()] })).await;
-    let message =
-        json!({ "role": "assistant", "content": "Let me see.", "tool_calls": [called(0), called(1)] });
+    let message = json!({ "role": "assistant", "content": "Let me see.", "tool_calls": [called(0), called(1)] });
     assert_eq!((&answer["message"], &answer["done_reason"]), (&message, &json!("stop")));
     let answer = both_ways_of_chat(&answering(CALL), json!({})).await;
     assert_eq!(answer["message"]["content"], CALL, "without tools it is a text");
@@ -352,10 +367,17 @@ async fn calls_have_objects_as_arguments() {
 
 #[tokio::test]
 async fn a_call_that_was_cut_is_no_call() {
-    let fields = json!({ "tools": [weather()], "tool_choice": "required", "think": false });
-    let whole = both_ways_of_chat(&undecided(), merged(fields.clone(), &json!({ "options": { "temperature": 0, "num_predict": 300 } }))).await;
-    assert!(whole["message"]["tool_calls"][0]["function"]["arguments"]["city"].is_i64(), "{whole}");
-    let cut = both_ways_of_chat(&undecided(), merged(fields, &json!({ "options": { "temperature": 0, "num_predict": 45 } }))).await;
+    let fields =
+        json!({ "tools": [weather()], "tool_choice": "required", "parallel_tool_calls": false, "think": false });
+    let whole = both_ways_of_chat(
+        &undecided(),
+        merged(fields.clone(), &json!({ "options": { "temperature": 0, "num_predict": 300 } })),
+    )
+    .await;
+    assert!(whole["message"]["tool_calls"][0]["function"]["arguments"]["city"].is_number(), "{whole}");
+    let cut =
+        both_ways_of_chat(&undecided(), merged(fields, &json!({ "options": { "temperature": 0, "num_predict": 45 } })))
+            .await;
     assert_eq!(cut["done_reason"], "length");
     assert!(cut["message"].get("tool_calls").is_none(), "{cut}");
 }
@@ -457,7 +479,8 @@ async fn what_is_wrong_is_refused_by_name() {
     ] {
         check_refused(&generate(&state, &fields).await, part);
     }
-    let harmless = json!({ "suffix": "", "template": "", "images": [], "context": [], "truncate": true, "shift": false });
+    let harmless =
+        json!({ "suffix": "", "template": "", "images": [], "context": [], "truncate": true, "shift": false });
     assert_eq!(generate(&state, &harmless).await.status, 200);
 }
 
@@ -518,7 +541,7 @@ async fn models_are_not_managed_here() {
 
 #[tokio::test]
 async fn a_failure_after_the_first_line_is_the_last_line() {
-    let runner = babbling().failing_at(6);
+    let runner = babbling().failing_at(5..6);
     let (state, _engine) = state_with(runner, EngineConfig::default(), Timeouts::default());
     let answer = post(&state, CHAT_PATH, &json!({ "messages": [{ "role": "user", "content": "Hi" }] })).await;
     let lines = answer.lines();
@@ -543,17 +566,24 @@ async fn a_client_that_leaves_ends_its_answer() {
 #[tokio::test]
 async fn a_pause_is_filled_with_parts_that_say_nothing() {
     let timeouts = Timeouts { keep_alive: Duration::from_millis(20), ..Timeouts::default() };
-    let runner = babbling().with_delay(Duration::from_millis(150));
+    let (runner, gate) = babbling().with_gate();
     let (state, _engine) = state_with(runner, EngineConfig::default(), timeouts);
-    let answer = post(&state, GENERATE, &json!({ "prompt": "Once", "options": { "num_predict": 2 } })).await;
-    let lines = answer.lines();
-    assert_eq!(lines[0]["response"], "");
-    assert_eq!(assembled(&lines)["response"].as_str().unwrap().len(), 2);
+    let server = Running::start(&state).await;
+    let mut stream = server.connect().await;
+    let body = json!({ "prompt": "Once", "options": { "num_predict": 2 } });
+    tokio::io::AsyncWriteExt::write_all(&mut stream, &raw_post(GENERATE, &body)).await.unwrap();
+    let pause = read_until(&mut stream, "\"done\":false").await;
+    assert!(pause.contains("\"response\":\"\""), "{pause}");
+    gate.open();
+    let rest = read_all(&mut stream).await;
+    assert!(rest.contains("\"done_reason\":\"length\"") && rest.contains("\"eval_count\":2"), "{rest}");
 }
 
 #[tokio::test]
 async fn models_are_listed_with_what_is_known_of_them() {
-    let state = state_with(replying("x").with_states(4, |_, row| row.fill(1.0)), EngineConfig::default(), Timeouts::default()).0;
+    let state =
+        state_with(replying("x").with_states(4, |_, row| row.fill(1.0)), EngineConfig::default(), Timeouts::default())
+            .0;
     let unknown = get(&state, "/api/tags").await.json()["models"][0].clone();
     assert_eq!(unknown["details"]["families"], json!([]));
     state.set_facts(ServerFacts {
@@ -581,8 +611,14 @@ async fn models_are_listed_with_what_is_known_of_them() {
     let shown = post(&state, "/api/show", &json!({ "model": MODEL, "verbose": true })).await.json();
     assert_eq!((&shown["details"], &shown["capabilities"]), (&details, &json!(["completion", "embedding"])));
     let info = &shown["model_info"];
-    assert_eq!((&info["general.architecture"], &info["general.parameter_count"]), (&json!("llama"), &json!(134_515_008)));
-    assert_eq!((&info["llama.context_length"], &info["llama.embedding_length"]), (&json!(limits().context_len), &json!(4)));
+    assert_eq!(
+        (&info["general.architecture"], &info["general.parameter_count"]),
+        (&json!("llama"), &json!(134_515_008))
+    );
+    assert_eq!(
+        (&info["llama.context_length"], &info["llama.embedding_length"]),
+        (&json!(limits().context_len), &json!(4))
+    );
     assert!(shown["parameters"].as_str().unwrap().starts_with("num_ctx "), "{shown}");
     assert!(shown["template"].as_str().unwrap().contains("<|im_start|>"));
     let able = post(&answering("x"), "/api/show", &json!({})).await.json()["capabilities"].clone();
@@ -625,14 +661,15 @@ fn unit(vector: &[f64]) -> Vec<f64> {
 fn is_near(vector: &Value, expected: &[f64]) {
     let vector: Vec<f64> = serde_json::from_value(vector.clone()).unwrap();
     assert_eq!(vector.len(), expected.len());
-    let is_near = vector.iter().zip(expected).all(|(a, b)| (a - b).abs() <= 1e-5 * b.abs().max(1.0));
+    let is_near = vector.iter().zip(expected).all(|(a, b)| (a - b).abs() <= 1e-4 * b.abs().max(1.0));
     assert!(is_near, "{vector:?} is not {expected:?}");
 }
 
 #[tokio::test]
 async fn inputs_become_vectors_of_the_length_1() {
     let state = embedding();
-    let answer = post(&state, "/api/embed", &json!({ "model": "tiny", "input": ["ab", "q"], "keep_alive": "5m" })).await;
+    let answer =
+        post(&state, "/api/embed", &json!({ "model": "tiny", "input": ["ab", "q"], "keep_alive": "5m" })).await;
     let body = answer.json();
     assert_eq!((&body["model"], &body["load_duration"]), (&json!("tiny"), &json!(0)), "{body}");
     is_near(&body["embeddings"][0], &unit(&mean(&tokens_of("ab"))));
@@ -641,7 +678,8 @@ async fn inputs_become_vectors_of_the_length_1() {
     assert!(body["total_duration"].as_u64().unwrap() > 0);
     let one = post(&state, "/api/embed", &json!({ "input": "ab", "dimensions": 1 })).await.json();
     is_near(&one["embeddings"][0], &[1.0]);
-    let older = post(&state, "/api/embeddings", &json!({ "prompt": "ab", "options": { "temperature": 0 } })).await.json();
+    let older =
+        post(&state, "/api/embeddings", &json!({ "prompt": "ab", "options": { "temperature": 0 } })).await.json();
     assert_eq!(older.as_object().unwrap().len(), 1);
     is_near(&older["embedding"], &mean(&tokens_of("ab")));
 }

@@ -57,10 +57,13 @@ fn samples() -> Vec<(&'static str, &'static str, Value)> {
         ("post", "/v1/responses", json!({ "input": "Hi", "metadata": { "a": "b" }, "top_logprobs": 1 })),
         ("post", "/v1/responses", json!({ "input": "Hi", "max_output_tokens": 4, "stream": true, "top_logprobs": 1 })),
     ]);
-    let tool = json!({ "type": "function", "function": { "name": "f", "parameters": { "type": "object" } } });
     samples.extend([
-        ("post", "/api/chat", json!({ "messages": messages, "tools": [tool], "logprobs": true, "top_logprobs": 1 })),
-        ("post", "/api/chat", json!({ "messages": messages, "stream": false, "options": { "num_predict": 4, "num_gpu": 1 } })),
+        ("post", "/api/chat", json!({ "messages": messages, "logprobs": true, "top_logprobs": 1 })),
+        (
+            "post",
+            "/api/chat",
+            json!({ "messages": messages, "stream": false, "options": { "num_predict": 4, "num_gpu": 1 } }),
+        ),
         ("post", "/api/chat", json!({})),
         ("post", "/api/generate", json!({ "prompt": "Once", "context": [97], "keep_alive": "5m" })),
         ("post", "/api/generate", json!({ "prompt": "Once", "stream": false, "raw": true })),

@@ -71,7 +71,10 @@ pub(crate) fn show() -> Operation {
         ("template", string("Jinja; empty where the model has none.")),
         ("details", reference("OllamaDetails")),
         ("model_info", map("What is known of the file's metadata, by its keys.")),
-        ("capabilities", array(one_of(&["completion", "tools", "thinking", "embedding"], ""), "What the model can do.")),
+        (
+            "capabilities",
+            array(one_of(&["completion", "tools", "thinking", "embedding"], ""), "What the model can do."),
+        ),
         ("modified_at", moment()),
     ]);
     described(Operation::post(TAG, "What is known of a model", request, answer))
@@ -139,7 +142,10 @@ fn nanoseconds(about: &str) -> Value {
 
 fn keep_alive() -> Named {
     let kinds = vec![json!({ "type": "number" }), json!({ "type": "string" })];
-    ("keep_alive", any_of(kinds, "Accepted: the model stays loaded. 0 without anything to answer is answered as an unload."))
+    (
+        "keep_alive",
+        any_of(kinds, "Accepted: the model stays loaded. 0 without anything to answer is answered as an unload."),
+    )
 }
 
 fn common_fields() -> Vec<Named> {
@@ -149,7 +155,10 @@ fn common_fields() -> Vec<Named> {
         ("stream", boolean("Answer with lines; true where nothing is said.")),
         (
             "format",
-            any_of(vec![one_of(&["", "json"], ""), map("")], "The answer is a JSON object, or follows this JSON schema."),
+            any_of(
+                vec![one_of(&["", "json"], ""), map("")],
+                "The answer is a JSON object, or follows this JSON schema.",
+            ),
         ),
         ("options", reference("OllamaOptions")),
         ("think", any_of(think, "Whether and how hard to think; a level that the template does not know is told so.")),
@@ -157,7 +166,10 @@ fn common_fields() -> Vec<Named> {
         ("truncate", boolean("Accepted; a prompt that the context does not hold is always refused.")),
         ("shift", boolean("Accepted; an answer ends where the context does.")),
         ("logprobs", boolean("Tell the log-probability of each token.")),
-        ("top_logprobs", integer_in(0, i64::from(MAX_LOGPROBS), "And of this many most probable ones; needs logprobs.")),
+        (
+            "top_logprobs",
+            integer_in(0, i64::from(MAX_LOGPROBS), "And of this many most probable ones; needs logprobs."),
+        ),
         ("_debug_render_only", json!({ "description": "Not supported: it must be false." })),
     ]
 }
@@ -167,7 +179,10 @@ fn message() -> Value {
     let call = object(vec![("id", string("")), ("function", function)], &["function"]);
     object(
         vec![
-            ("role", one_of(&["system", "user", "assistant", "tool"], "Who says it; the last one is not the assistant.")),
+            (
+                "role",
+                one_of(&["system", "user", "assistant", "tool"], "Who says it; the last one is not the assistant."),
+            ),
             ("content", string("What is said.")),
             ("thinking", string("Of the assistant: what it thought.")),
             ("tool_calls", array(call, "Of the assistant.")),
@@ -223,9 +238,11 @@ fn options() -> Value {
     let about = |names: &'static [&str], about: &'static str| {
         names.iter().map(move |name| (*name, json!({ "description": about })))
     };
-    fields.extend(REFUSED.iter().map(|(name, _)| {
-        (*name, json!({ "description": "Not supported: only a value that turns it off is taken." }))
-    }));
+    fields.extend(
+        REFUSED.iter().map(|(name, _)| {
+            (*name, json!({ "description": "Not supported: only a value that turns it off is taken." }))
+        }),
+    );
     fields.extend(about(HARMLESS, "Accepted; changes nothing here."));
     fields.extend(about(LOADING, "Accepted and told among the ignored fields: the server was told when it started."));
     optional(fields)
@@ -236,7 +253,10 @@ fn embed_request() -> Value {
     optional(vec![
         model(),
         ("input", input),
-        ("truncate", boolean("Whether an input that is too long is cut behind its first tokens; true where nothing is said.")),
+        (
+            "truncate",
+            boolean("Whether an input that is too long is cut behind its first tokens; true where nothing is said."),
+        ),
         ("dimensions", integer_from(0, "Elements that are kept, from the first; 0 is all.")),
         ("options", options_of_embeddings()),
         keep_alive(),

@@ -236,15 +236,10 @@ impl Own {
 }
 
 /// Applies `repeat_last_n`, which came in the field `field`: penalties look at the whole text here, and not at its last tokens.
-pub(crate) fn limit_penalties(
-    last_n: Option<i64>,
-    field: &str,
-    sampling: &mut SamplingParams,
-) -> Result<(), ApiError> {
-    let are_off = (sampling.repetition_penalty - 1.0).abs()
-        + sampling.presence_penalty.abs()
-        + sampling.frequency_penalty.abs()
-        == 0.0;
+pub(crate) fn limit_penalties(last_n: Option<i64>, field: &str, sampling: &mut SamplingParams) -> Result<(), ApiError> {
+    let are_off =
+        (sampling.repetition_penalty - 1.0).abs() + sampling.presence_penalty.abs() + sampling.frequency_penalty.abs()
+            == 0.0;
     match last_n {
         None | Some(-1) => Ok(()),
         Some(0) => {

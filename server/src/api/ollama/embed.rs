@@ -35,11 +35,7 @@ pub(crate) struct Prepared {
     ignored: Vec<String>,
 }
 
-pub(crate) async fn embed(
-    State(state): State<ServerState>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Reply, ApiError> {
+pub(crate) async fn embed(State(state): State<ServerState>, headers: HeaderMap, body: Body) -> Result<Reply, ApiError> {
     answer(&state, &headers, body, prepare_embed).await
 }
 
@@ -80,11 +76,8 @@ pub(crate) fn prepare_embed(body: &[u8], state: &ServerState, served: &Served) -
     let dimensions = fields.integer("dimensions", 0..=hidden_size as i64)?.filter(|num| *num > 0);
     let texts = read_input(fields.take("input"))?;
     common.ignored.extend(unsupported::check_rest(fields, state)?);
-    let shape = Shape {
-        dimensions: dimensions.map_or(hidden_size, |num| num as usize),
-        is_normalized: true,
-        is_base64: false,
-    };
+    let shape =
+        Shape { dimensions: dimensions.map_or(hidden_size, |num| num as usize), is_normalized: true, is_base64: false };
     shape.check_size(texts.len())?;
     let keeps = if truncates { Keeps::First(common.num_ctx) } else { Keeps::All };
     common.prepare(served, texts, keeps, shape, false)

@@ -23,8 +23,7 @@ pub(crate) fn is_management(path: &str) -> bool {
 /// What it is answered.
 pub(crate) fn no_management(path: &str) -> ApiError {
     let message = format!(
-        "{path} is not supported: this server serves the model that it was started with; `taper pull` fetches models, and \
-         `taper serve --model` says which one is served"
+        "{path} is not supported: models are not managed over HTTP; `taper pull` fetches one, and `taper serve --model` serves it"
     );
     ApiError::unsupported("path", message)
 }

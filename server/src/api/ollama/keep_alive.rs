@@ -19,8 +19,7 @@ pub(super) fn take_zero(fields: &mut Fields) -> Result<bool, ApiError> {
         other => other.as_f64(),
     };
     let refusal = || {
-        let message =
-            format!("{FIELD} must be a number of seconds or a duration such as \"5m\", got {}", show(&value));
+        let message = format!("{FIELD} must be a number of seconds or a duration such as \"5m\", got {}", show(&value));
         ApiError::invalid(FIELD, message)
     };
     seconds.map(|seconds| seconds == 0.0).ok_or_else(refusal)

@@ -51,11 +51,7 @@ pub(crate) async fn ps(State(state): State<ServerState>) -> Result<Json<Value>, 
     Ok(Json(json!({ "models": [card] })))
 }
 
-pub(crate) async fn show(
-    State(state): State<ServerState>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Reply, ApiError> {
+pub(crate) async fn show(State(state): State<ServerState>, headers: HeaderMap, body: Body) -> Result<Reply, ApiError> {
     api::admit(&state, &headers, body).await?.read(&state, read_show).await
 }
 

@@ -174,7 +174,8 @@ fn take_format(fields: &mut Fields, parameters: &mut Parameters) -> Result<(), A
         }
     };
     if let Some(other) = &parameters.form {
-        let message = format!("options.{} and {FIELD} both ask for a form of the answer; give one of them", other.field);
+        let message =
+            format!("options.{} and {FIELD} both ask for a form of the answer; give one of them", other.field);
         return Err(ApiError::invalid(FIELD, message));
     }
     parameters.form = Some(Form { field: FIELD, spec, parts: Vec::new() });
