@@ -1,5 +1,5 @@
 #![forbid(unsafe_code)]
-//! The OpenAI-compatible HTTP API, and llama-server's own.
+//! The OpenAI-compatible HTTP API, and llama-server's and Ollama's own.
 //!
 //! [`app`] is the router, [`run`] serves it on a listener until a future says stop, and [`ServerState`] is what both share
 //! with the program that loads the model: the socket may listen (and answer 503 with a reason) before the weights are read.
