@@ -64,6 +64,9 @@ async fn an_answer_has_llama_servers_fields() {
         assert_eq!((&body["truncated"], &body["has_new_line"]), (&json!(false), &json!(false)));
         assert_eq!((&body["timings"]["prompt_n"], &body["timings"]["predicted_n"]), (&json!(4), &json!(num_tokens)));
         assert_eq!((&body["timings"]["cache_n"], &body["tokens_cached"]), (&json!(0), &json!(0)));
+        for part in ["sample_ms", "detokenize_ms", "recomputed_rows"] {
+            assert!(body["timings"][part].as_f64().is_some_and(|part| part >= 0.0), "{part} in {body}");
+        }
         let settings = &body["generation_settings"];
         assert_eq!(
             (&settings["top_k"], &settings["n_predict"], &settings["mirostat"]),
