@@ -213,6 +213,15 @@ impl Own {
 
     fn apply(&self, parameters: &mut Parameters) -> Result<(), ApiError> {
         let sampling = &mut parameters.sampling;
+        if let (Some(own), Some(other)) = (self.n_predict, sampling.max_tokens)
+            && usize::try_from(own) != Ok(other)
+        {
+            let message = format!(
+                "n_predict is {own} and max_tokens (or max_completion_tokens) is {other}, and both are the most tokens of \
+                 the answer; give one of them"
+            );
+            return Err(ApiError::invalid("n_predict", message));
+        }
         match self.n_predict {
             None => {}
             // The token that is chosen after the prompt is thrown away.
