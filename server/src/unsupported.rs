@@ -125,8 +125,8 @@ const HARMLESS: &[&str] = &[
     "timings",
 ];
 
-/// Longest part of an unknown name that is logged or sent back, and the most names sent back.
-const NAME_CHARS: usize = 64;
+/// Bytes of an unknown name that are logged or sent back, about, and the most names sent back.
+const NAME_BYTES: usize = 128;
 const MAX_REPORTED: usize = 8;
 
 /// Goes through the fields that were not read: refuses what is known and not there, and returns the names of the unknown
@@ -155,9 +155,18 @@ pub(crate) fn check_rest(fields: Fields, state: &ServerState) -> Result<Vec<Stri
     Ok(unknown)
 }
 
+/// A name as a log line and a header can carry it: what is not plain in both is percent-encoded, so that different names stay
+/// different.
 fn printable(name: &str) -> String {
-    let safe = |c: char| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '?' };
-    name.chars().take(NAME_CHARS).map(safe).collect()
+    let mut printable = String::new();
+    for byte in name.bytes().take_while(|_| printable.len() < NAME_BYTES) {
+        if byte.is_ascii_alphanumeric() || b"_-.[]".contains(&byte) {
+            printable.push(char::from(byte));
+        } else {
+            printable.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    printable
 }
 
 #[cfg(test)]
@@ -199,7 +208,9 @@ mod tests {
 
     #[test]
     fn harmless_fields_are_accepted_silently_and_unknown_ones_reported() {
-        let body = json!({"user": "u", "metadata": {"a": "b"}, "my field\n": 1});
-        assert_eq!(check(body).unwrap(), ["my?field?"]);
+        let body = json!({"user": "u", "metadata": {"a": "b"}, "my field\n": 1, "größe, 100%": 2});
+        assert_eq!(check(body).unwrap(), ["my%20field%0A", "gr%C3%B6%C3%9Fe%2C%20100%25"]);
+        let long = check(json!({ "ü".repeat(1000): 1 })).unwrap();
+        assert!(long[0].starts_with("%C3%BC%C3%BC") && long[0].len() < NAME_BYTES + 3, "{long:?}");
     }
 }
