@@ -13,6 +13,7 @@ use crate::fields::{Fields, integer_of, show};
 use crate::limits::{MAX_BAD_WORDS, MAX_CHOICES, MAX_PROMPTS, MAX_TOLD_BYTES};
 use crate::mixed_prompt::{self, Mixing};
 use crate::parameters::Parameters;
+use crate::reply::json_len;
 use crate::state::{Served, ServerState};
 use crate::{body, unsupported};
 
@@ -125,7 +126,7 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
 /// Every choice's answer repeats its prompt and the settings.
 fn check_told(texts: &[String], settings: &Value, num_choices: usize) -> Result<(), ApiError> {
     let settings = settings.to_string().len();
-    let bytes: usize = texts.iter().map(|text| text.len() + settings).sum();
+    let bytes: usize = texts.iter().map(|text| json_len(text) + settings).sum();
     if bytes.saturating_mul(num_choices) <= MAX_TOLD_BYTES {
         return Ok(());
     }
@@ -374,4 +375,18 @@ fn logit_bias(value: Value, served: &Served) -> Result<Biases, ApiError> {
         }
     }
     Ok((biases.into_iter().collect(), banned))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_answer_repeats_is_counted_as_it_is_written() {
+        let told = |text: &str| check_told(&[text.repeat(MAX_TOLD_BYTES / 4)], &json!({}), 1);
+        assert!(told("x").is_ok());
+        // Six bytes each.
+        assert_eq!(told("\u{1}").unwrap_err().to_json()["error"]["param"], "prompt");
+        assert!(check_told(&["x".repeat(MAX_TOLD_BYTES / 4)], &json!({}), 4).is_err(), "each choice repeats it");
+    }
 }
