@@ -202,9 +202,7 @@ fn check_told(param: &str, num_bytes: usize) -> Result<(), ApiError> {
 pub(crate) async fn info(State(state): State<ServerState>) -> Result<axum::Json<Value>, ApiError> {
     let served = state.served()?;
     let tokenizer = &served.model.tokenizer;
-    let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
-    let special: Vec<&str> =
-        ids.filter(|&id| tokenizer.is_special(id)).filter_map(|id| tokenizer.token_text(id)).collect();
+    let special: Vec<&str> = tokenizer.special_ids().iter().filter_map(|&id| tokenizer.token_text(id)).collect();
     let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id));
     Ok(axum::Json(json!({
         // The class that loads any vocabulary; the file does not say which one it was made by.
