@@ -159,7 +159,10 @@ pub(crate) fn check_rest(fields: Fields, state: &ServerState) -> Result<Vec<Stri
 /// different.
 fn printable(name: &str) -> String {
     let mut printable = String::new();
-    for byte in name.bytes().take_while(|_| printable.len() < NAME_BYTES) {
+    for byte in name.bytes() {
+        if printable.len() >= NAME_BYTES {
+            break;
+        }
         if byte.is_ascii_alphanumeric() || b"_-.[]".contains(&byte) {
             printable.push(char::from(byte));
         } else {
