@@ -8,7 +8,7 @@
 use serde_json::Value;
 
 use crate::errors::ApiError;
-use crate::fields::Fields;
+use crate::fields::{Fields, untaken};
 use crate::state::ServerState;
 
 /// One parameter that is not there: its name, and which values ask for nothing.
@@ -125,12 +125,25 @@ const HARMLESS: &[&str] = &[
     "timings",
 ];
 
+/// The ends of paths to such fields inside other objects: names, what answers say of their parts and clients send back with them,
+/// and what to cache, which is done unasked.
+const HARMLESS_INSIDE: &[&str] = &[
+    ".json_schema.name",
+    ".id",
+    ".index",
+    ".status",
+    ".annotations",
+    ".citations",
+    ".logprobs",
+    ".cache_control",
+];
+
 /// Bytes of an unknown name that are logged or sent back, about, and the most names sent back.
 const NAME_BYTES: usize = 128;
 const MAX_REPORTED: usize = 8;
 
 /// Goes through the fields that were not read: refuses what is known and not there, and returns the names of the unknown
-/// ones, made safe for a log line and a header.
+/// ones, made safe for a log line and a header; those inside other objects come last.
 pub(crate) fn check_rest(fields: Fields, state: &ServerState) -> Result<Vec<String>, ApiError> {
     let mut rest = fields.into_rest();
     rest.retain(|name, value| !value.is_null() && !HARMLESS.contains(&name.as_str()));
@@ -146,7 +159,10 @@ pub(crate) fn check_rest(fields: Fields, state: &ServerState) -> Result<Vec<Stri
             return Err(ApiError::unsupported(*name, message));
         }
     }
-    let unknown: Vec<String> = rest.keys().take(MAX_REPORTED).map(|name| printable(name)).collect();
+    let is_harmless = |path: &String| HARMLESS_INSIDE.iter().any(|end| path.ends_with(end));
+    let inside = untaken::take();
+    let names = rest.keys().chain(inside.iter().filter(|path| !is_harmless(path)));
+    let unknown: Vec<String> = names.take(MAX_REPORTED).map(|name| printable(name)).collect();
     for name in &unknown {
         if state.first_sight(name) {
             tracing::warn!(field = %name, "a request has a field that this server does not know; it is ignored");

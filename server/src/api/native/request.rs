@@ -107,7 +107,6 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
     let mut parameters = Parameters::take(&mut fields, state, served)?;
     own.apply(&mut parameters)?;
     parameters.check(served)?;
-    let ignored = unsupported::check_rest(fields, state)?;
 
     let prompts = mixed_prompt::split(prompt, "prompt")?;
     if prompts.len() > MAX_PROMPTS {
@@ -117,6 +116,7 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
     let mixing = Mixing { add_special: true, parse_special: true };
     let encode = |prompt| mixed_prompt::encode(served, prompt, "prompt", mixing);
     let prompts: Vec<Vec<u32>> = prompts.into_iter().map(encode).collect::<Result<_, _>>()?;
+    let ignored = unsupported::check_rest(fields, state)?;
     let texts: Vec<String> = prompts.iter().map(|tokens| served.model.tokenizer.decode(tokens, false)).collect();
     let settings = shape::settings(&parameters.sampling, parameters.stream);
     check_told(&texts, &settings, parameters.num_choices)?;
