@@ -167,7 +167,8 @@ fn json_is_one_line_with_everything_in_it() {
     assert_eq!(ids(&answer["prompt_tokens"]), [97, 98]);
     assert_eq!(ids(&answer["tokens"]).len(), 5);
     assert_eq!(answer["finish_reason"], "length");
-    for name in ["queue_s", "prefill_s", "decode_s", "prompt_tokens_per_s", "tokens_per_s"] {
+    for name in ["queue_s", "prefill_s", "decode_s", "sample_s", "detokenize_s", "prompt_tokens_per_s", "tokens_per_s"]
+    {
         assert!(answer["timings"][name].as_f64().unwrap() >= 0.0, "{name}");
     }
 }

@@ -41,11 +41,15 @@ fn a_request_is_one_line_of_json_with_what_it_cost() {
     assert_eq!((&line["completion_tokens"], &line["complete"]), (&json!(5), &json!(true)));
     assert_eq!(line["prompt_tokens"], answer["usage"]["prompt_tokens"]);
     assert!(line["bytes"].as_u64().is_some_and(|bytes| bytes > 100), "{line}");
-    for name in ["seconds", "ttft_s", "queue_s", "prefill_s", "decode_s"] {
+    for name in ["seconds", "ttft_s", "queue_s", "prefill_s", "decode_s", "sample_s", "detokenize_s"] {
         assert!(line[name].as_f64().is_some_and(|seconds| seconds >= 0.0), "{name} in {line}");
     }
     assert_eq!(line["cached_tokens"], 0);
-    for name in ["cache_n", "draft_n", "draft_n_accepted", "queue_ms"] {
+    for name in ["drafted_tokens", "accepted_tokens", "recomputed_rows"] {
+        assert!(line[name].is_u64(), "{name} in {line}");
+    }
+    for name in ["cache_n", "draft_n", "draft_n_accepted", "queue_ms", "sample_ms", "detokenize_ms", "recomputed_rows"]
+    {
         assert!(answer["timings"][name].is_number(), "{name} in {answer}");
     }
 }

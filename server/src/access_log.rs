@@ -96,10 +96,13 @@ impl Drop for Entry {
             completion_tokens = totals.map(|totals| totals.completion_tokens),
             drafted_tokens = totals.map(|totals| totals.guessed_tokens),
             accepted_tokens = totals.map(|totals| totals.right_guesses),
+            recomputed_rows = totals.and_then(|totals| totals.recomputed_rows),
             ttft_s = timings.map(|timings| timings.queue_s + timings.prefill_s),
             queue_s = timings.map(|timings| timings.queue_s),
             prefill_s = timings.map(|timings| timings.prefill_s),
             decode_s = timings.map(|timings| timings.decode_s),
+            sample_s = timings.map(|timings| timings.sample_s),
+            detokenize_s = timings.map(|timings| timings.detokenize_s),
             "request"
         );
     }

@@ -133,7 +133,8 @@ pub(crate) fn usage(totals: &Totals) -> Value {
 }
 
 /// Where the time went, with the names that llama.cpp's clients read. The first token belongs to the prompt's time, and
-/// `prompt_n` counts the tokens of `cache_n` as well, which the prefix cache spared.
+/// `prompt_n` counts the tokens of `cache_n` as well, which the prefix cache spared. `sample_ms` and `detokenize_ms` are no
+/// further phases, but parts of `prompt_ms` and `predicted_ms`.
 pub(crate) fn timings(totals: &Totals) -> Option<Value> {
     let timings = totals.timings?;
     let per_second = |count: usize, seconds: f64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
@@ -152,6 +153,9 @@ pub(crate) fn timings(totals: &Totals) -> Option<Value> {
         "predicted_per_second": per_second(decoded, timings.decode_s),
         "draft_n": totals.guessed_tokens,
         "draft_n_accepted": totals.right_guesses,
+        "sample_ms": timings.sample_s * 1e3,
+        "detokenize_ms": timings.detokenize_s * 1e3,
+        "recomputed_rows": totals.recomputed_rows,
     }))
 }
 

@@ -2,7 +2,7 @@
 //! the field and shows what was given.
 //!
 //! `null` counts as absent everywhere. What is left after all known fields were taken goes through the table of
-//! `unsupported`.
+//! `unsupported`; what is left of objects inside the body is noted by name when they are dropped ([`untaken`]).
 
 use std::ops::RangeInclusive;
 
@@ -33,9 +33,18 @@ pub(crate) struct Fields {
     path: String,
 }
 
+impl Drop for Fields {
+    fn drop(&mut self) {
+        if !self.path.is_empty() {
+            untaken::note(&self.path, &self.object);
+        }
+    }
+}
+
 impl Fields {
     /// The fields of the body.
     pub(crate) fn new(object: Map<String, Value>) -> Self {
+        untaken::take();
         Self { object, path: String::new() }
     }
 
@@ -78,8 +87,8 @@ impl Fields {
     }
 
     /// The fields that nobody took.
-    pub(crate) fn into_rest(self) -> Map<String, Value> {
-        self.object
+    pub(crate) fn into_rest(mut self) -> Map<String, Value> {
+        std::mem::take(&mut self.object)
     }
 
     fn refuse<T>(&self, field: &str, expected: &str, got: &Value) -> Result<T, ApiError> {
@@ -140,6 +149,46 @@ impl Fields {
     pub(crate) fn object(&mut self, field: &str) -> Result<Option<Fields>, ApiError> {
         let name = self.name_of(field);
         self.take(field).map(|value| Fields::nested(&name, value)).transpose()
+    }
+}
+
+/// Fields of objects inside the body that nobody took: their paths without indices, such as `messages[].foo`.
+///
+/// Of the thread, and not handed from reader to reader: a body is read by one thread from its beginning ([`Fields::new`]) to its
+/// end, where [`untaken::take`] asks.
+pub(crate) mod untaken {
+    use std::cell::RefCell;
+
+    use serde_json::{Map, Value};
+
+    /// Names that are kept; the answer tells fewer.
+    const MAX_NAMES: usize = 32;
+    /// Characters of a field's own name that are kept.
+    const MAX_CHARS: usize = 64;
+
+    thread_local! {
+        static UNTAKEN: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// Notes what is left of an object, which `path` leads to.
+    pub(super) fn note(path: &str, rest: &Map<String, Value>) {
+        UNTAKEN.with_borrow_mut(|untaken| {
+            for (name, _) in rest.iter().filter(|(_, value)| !value.is_null()) {
+                if untaken.len() == MAX_NAMES {
+                    return;
+                }
+                let digits_left_out = path.chars().filter(|letter| !letter.is_ascii_digit());
+                let name: String = digits_left_out.chain(name.chars().take(MAX_CHARS)).collect();
+                if !untaken.contains(&name) {
+                    untaken.push(name);
+                }
+            }
+        });
+    }
+
+    /// Those since this was called last, or a body begun.
+    pub(crate) fn take() -> Vec<String> {
+        UNTAKEN.take()
     }
 }
 
@@ -217,6 +266,29 @@ mod tests {
         assert_eq!(f.integer("b", 1..=16).unwrap(), Some(16));
         assert!(f.integer("c", 0..=i64::MAX).is_err());
         assert!(f.integer("d", 0..=i64::MAX).is_err());
+    }
+
+    #[test]
+    fn what_nobody_took_of_nested_objects_is_known_by_name() {
+        let body = fields(json!({ "top": 1 }));
+        for index in 0..100 {
+            let value = json!({ "role": "user", "foo": index, "bar": null, "b\u{e4}z": { "not": "looked at" } });
+            let mut message = Fields::nested(&format!("messages[{index}]"), value).unwrap();
+            message.string("role").unwrap();
+            let mut tool = Fields::nested("tools[0].function", json!({ "parameters": { "any": 1 } })).unwrap();
+            assert_eq!(tool.object("parameters").unwrap().unwrap().into_rest().len(), 1);
+        }
+        assert_eq!(untaken::take(), ["messages[].foo", "messages[].b\u{e4}z"]);
+        assert_eq!(untaken::take(), Vec::<String>::new());
+        // However many there are, few are kept, and none for the next body.
+        let many: Map<String, Value> = (0..1000).map(|n| (format!("{n}").repeat(100), json!(n))).collect();
+        drop(Fields::nested("many", Value::Object(many)).unwrap());
+        drop(body);
+        let kept = untaken::take();
+        assert!(kept.len() == 32 && kept.iter().all(|name| name.len() <= "many.".len() + 64), "{kept:?}");
+        drop(Fields::nested("x", json!({ "y": 1 })).unwrap());
+        drop(fields(json!({})));
+        assert_eq!(untaken::take(), Vec::<String>::new());
     }
 
     #[test]

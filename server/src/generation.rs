@@ -41,6 +41,8 @@ pub(crate) struct Totals {
     pub(crate) guessed_tokens: usize,
     /// Of those, the ones that were right.
     pub(crate) right_guesses: usize,
+    /// Rows of attention computed a second time in its steps; only for one prompt, since prompts of a batch share steps.
+    pub(crate) recomputed_rows: Option<u64>,
     /// Where the time went; only for one prompt, since prompts of a batch overlap.
     pub(crate) timings: Option<Timings>,
 }
@@ -299,6 +301,7 @@ impl Generation {
         self.totals.guessed_tokens += usage.guessed_tokens;
         self.totals.right_guesses += usage.right_guesses;
         if self.num_prompts == 1 {
+            self.totals.recomputed_rows = Some(usage.recomputed_rows);
             self.totals.timings = Some(usage.timings);
         }
     }

@@ -19,11 +19,33 @@ impl IntoResponse for Reply {
     }
 }
 
+/// Bytes that a text has inside a JSON string, quotes included: control characters take six times their own.
+pub(crate) fn json_len(text: &str) -> usize {
+    let len = |byte: u8| match byte {
+        b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 0x08 | 0x0C => 2,
+        ..0x20 => 6,
+        _ => 1,
+    };
+    2 + text.bytes().map(len).sum::<usize>()
+}
+
 /// Names the fields that were ignored in a header.
 pub(crate) fn report_ignored(response: &mut Response, ignored: &[String]) {
     if !ignored.is_empty()
         && let Ok(names) = HeaderValue::from_str(&ignored.join(", "))
     {
         response.headers_mut().insert("x-taper-ignored-fields", names);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_length_of_a_text_in_json_is_that_which_it_is_written_in() {
+        for text in ["", "plain", "\"quoted\" \\ and ü§漢😀", &(0..0x80).map(char::from).collect::<String>()] {
+            assert_eq!(json_len(text), serde_json::Value::from(text).to_string().len(), "{text:?}");
+        }
     }
 }

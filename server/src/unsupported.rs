@@ -8,7 +8,7 @@
 use serde_json::Value;
 
 use crate::errors::ApiError;
-use crate::fields::Fields;
+use crate::fields::{Fields, untaken};
 use crate::state::ServerState;
 
 /// One parameter that is not there: its name, and which values ask for nothing.
@@ -125,12 +125,25 @@ const HARMLESS: &[&str] = &[
     "timings",
 ];
 
-/// Longest part of an unknown name that is logged or sent back, and the most names sent back.
-const NAME_CHARS: usize = 64;
+/// The ends of paths to such fields inside other objects: names, what answers say of their parts and clients send back with them,
+/// and what to cache, which is done unasked.
+const HARMLESS_INSIDE: &[&str] = &[
+    ".json_schema.name",
+    ".id",
+    ".index",
+    ".status",
+    ".annotations",
+    ".citations",
+    ".logprobs",
+    ".cache_control",
+];
+
+/// Bytes of an unknown name that are logged or sent back, about, and the most names sent back.
+const NAME_BYTES: usize = 128;
 const MAX_REPORTED: usize = 8;
 
 /// Goes through the fields that were not read: refuses what is known and not there, and returns the names of the unknown
-/// ones, made safe for a log line and a header.
+/// ones, made safe for a log line and a header; those inside other objects come last.
 pub(crate) fn check_rest(fields: Fields, state: &ServerState) -> Result<Vec<String>, ApiError> {
     let mut rest = fields.into_rest();
     rest.retain(|name, value| !value.is_null() && !HARMLESS.contains(&name.as_str()));
@@ -146,7 +159,10 @@ pub(crate) fn check_rest(fields: Fields, state: &ServerState) -> Result<Vec<Stri
             return Err(ApiError::unsupported(*name, message));
         }
     }
-    let unknown: Vec<String> = rest.keys().take(MAX_REPORTED).map(|name| printable(name)).collect();
+    let is_harmless = |path: &String| HARMLESS_INSIDE.iter().any(|end| path.ends_with(end));
+    let inside = untaken::take();
+    let names = rest.keys().chain(inside.iter().filter(|path| !is_harmless(path)));
+    let unknown: Vec<String> = names.take(MAX_REPORTED).map(|name| printable(name)).collect();
     for name in &unknown {
         if state.first_sight(name) {
             tracing::warn!(field = %name, "a request has a field that this server does not know; it is ignored");
@@ -155,9 +171,21 @@ pub(crate) fn check_rest(fields: Fields, state: &ServerState) -> Result<Vec<Stri
     Ok(unknown)
 }
 
+/// A name as a log line and a header can carry it: what is not plain in both is percent-encoded, so that different names stay
+/// different.
 fn printable(name: &str) -> String {
-    let safe = |c: char| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '?' };
-    name.chars().take(NAME_CHARS).map(safe).collect()
+    let mut printable = String::new();
+    for byte in name.bytes() {
+        if printable.len() >= NAME_BYTES {
+            break;
+        }
+        if byte.is_ascii_alphanumeric() || b"_-.[]".contains(&byte) {
+            printable.push(char::from(byte));
+        } else {
+            printable.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    printable
 }
 
 #[cfg(test)]
@@ -199,7 +227,9 @@ mod tests {
 
     #[test]
     fn harmless_fields_are_accepted_silently_and_unknown_ones_reported() {
-        let body = json!({"user": "u", "metadata": {"a": "b"}, "my field\n": 1});
-        assert_eq!(check(body).unwrap(), ["my?field?"]);
+        let body = json!({"user": "u", "metadata": {"a": "b"}, "my field\n": 1, "größe, 100%": 2});
+        assert_eq!(check(body).unwrap(), ["my%20field%0A", "gr%C3%B6%C3%9Fe%2C%20100%25"]);
+        let long = check(json!({ "ü".repeat(1000): 1 })).unwrap();
+        assert!(long[0].starts_with("%C3%BC%C3%BC") && long[0].len() < NAME_BYTES + 3, "{long:?}");
     }
 }

@@ -49,6 +49,25 @@ async fn an_answer_has_every_field_that_strict_clients_need() {
     assert_eq!(usage["prompt_tokens_details"], json!({ "cached_tokens": 0 }));
     assert_eq!(body["timings"]["prompt_n"], usage["prompt_tokens"]);
     assert_eq!(body["timings"]["predicted_n"], usage["completion_tokens"]);
+    check_timings(&body["timings"]);
+}
+
+/// Each part is there and no less than nothing.
+fn check_timings(timings: &Value) {
+    for part in ["queue_ms", "prompt_ms", "predicted_ms", "sample_ms", "detokenize_ms"] {
+        assert!(timings[part].as_f64().is_some_and(|ms| ms >= 0.0), "{part} in {timings}");
+    }
+    for count in ["cache_n", "draft_n", "draft_n_accepted", "recomputed_rows"] {
+        assert!(timings[count].is_u64(), "{count} in {timings}");
+    }
+}
+
+#[tokio::test]
+async fn rows_that_were_computed_again_are_told() {
+    let runner = replying(REPLY).with_recomputed_rows(2);
+    let (state, _engine) = state_with(runner, EngineConfig::default(), Timeouts::default());
+    let body = chat(&state, json!({ "max_tokens": 3 })).await.json();
+    assert_eq!(body["timings"]["recomputed_rows"], 3 * 2, "a step for each token");
 }
 
 #[tokio::test]
@@ -120,6 +139,7 @@ async fn a_stream_is_role_text_end_and_done() {
     assert_eq!(end["choices"][0]["delta"], json!({}));
     assert_eq!(end["choices"][0]["finish_reason"], "stop");
     assert_eq!(end["timings"]["predicted_n"], REPLY.len() + 1);
+    check_timings(&end["timings"]);
 }
 
 #[tokio::test]

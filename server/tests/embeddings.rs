@@ -215,6 +215,15 @@ async fn what_the_file_wants_around_a_text_is_added_unless_it_is_not_wanted() {
     assert_eq!(vectors(&state, json!({ "input": "text", "add_special_tokens": false })).await, [usual(&text)]);
     // Token ids are what they are.
     assert_eq!(vectors(&state, json!({ "input": text })).await, [usual(&text)]);
+    // What was added to a text is not cut off: its own beginning is.
+    for (truncate, kept) in [(6, &around[..]), (4, &[bos, text[2], text[3], eos]), (2, &[bos, eos]), (1, &[eos])] {
+        let fields = json!({ "input": "text", "truncate_prompt_tokens": truncate });
+        assert_eq!(vectors(&state, fields).await, [usual(kept)], "{truncate}");
+    }
+    let fields = json!({ "input": "text", "truncate_prompt_tokens": 2, "add_special_tokens": false });
+    assert_eq!(vectors(&state, fields).await, [usual(&text[2..])]);
+    let fields = json!({ "input": around, "truncate_prompt_tokens": 2 });
+    assert_eq!(vectors(&state, fields).await, [usual(&around[4..])]);
 }
 
 #[tokio::test]

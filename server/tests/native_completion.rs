@@ -64,6 +64,9 @@ async fn an_answer_has_llama_servers_fields() {
         assert_eq!((&body["truncated"], &body["has_new_line"]), (&json!(false), &json!(false)));
         assert_eq!((&body["timings"]["prompt_n"], &body["timings"]["predicted_n"]), (&json!(4), &json!(num_tokens)));
         assert_eq!((&body["timings"]["cache_n"], &body["tokens_cached"]), (&json!(0), &json!(0)));
+        for part in ["sample_ms", "detokenize_ms", "recomputed_rows"] {
+            assert!(body["timings"][part].as_f64().is_some_and(|part| part >= 0.0), "{part} in {body}");
+        }
         let settings = &body["generation_settings"];
         assert_eq!(
             (&settings["top_k"], &settings["n_predict"], &settings["mirostat"]),
@@ -148,6 +151,7 @@ async fn parameters_reach_the_sampler_under_llama_cpps_names() {
         (json!({}), "abcabcabc"),
         (json!({ "n_predict": 3 }), "abc"),
         (json!({ "max_tokens": 3, "n_predict": null }), "abc"),
+        (json!({ "max_tokens": 3, "n_predict": 3 }), "abc"),
         (json!({ "temperature": -1 }), "abcabcabc"),
         (json!({ "logit_bias": [[122, 10]] }), "zzzzzzzzz"),
         (json!({ "logit_bias": { "z": 10 } }), "zzzzzzzzz"),
@@ -325,6 +329,9 @@ async fn values_that_mean_nothing_are_refused_by_name() {
         (json!({ "prompt": vec!["a"; 513] }), "prompt", "at most 512"),
         (json!({ "n_predict": -3 }), "n_predict", "at least -2"),
         (json!({ "n_predict": "all" }), "n_predict", "\"all\""),
+        (json!({ "n_predict": 3, "max_tokens": 4 }), "n_predict", "n_predict is 3 and max_tokens"),
+        (json!({ "n_predict": -1, "max_tokens": 4 }), "n_predict", "max_completion_tokens) is 4"),
+        (json!({ "n_predict": 0, "max_completion_tokens": 4 }), "n_predict", "give one of them"),
         (json!({ "n_probs": 21 }), "n_probs", "between 0 and 20"),
         (json!({ "n_cmpl": 17 }), "n_cmpl", "between 1 and 16"),
         (json!({ "temperature": 3 }), "temperature", "between -1 and 2"),

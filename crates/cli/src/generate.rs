@@ -29,6 +29,8 @@ pub(crate) struct TimingsJson {
     queue_s: f64,
     prefill_s: f64,
     decode_s: f64,
+    sample_s: f64,
+    detokenize_s: f64,
     prompt_tokens_per_s: f64,
     tokens_per_s: f64,
 }
@@ -36,13 +38,15 @@ pub(crate) struct TimingsJson {
 impl Answer {
     /// Seconds and rates. The first token comes out of the prompt's last step, so decoding makes one token less.
     pub(crate) fn timings(&self, prompt_tokens: usize) -> Option<TimingsJson> {
-        let Timings { queue_s, prefill_s, decode_s } = self.usage?.timings;
+        let Timings { queue_s, prefill_s, decode_s, sample_s, detokenize_s } = self.usage?.timings;
         let rate =
             |tokens: usize, seconds: f64| if tokens > 0 && seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
         Some(TimingsJson {
             queue_s,
             prefill_s,
             decode_s,
+            sample_s,
+            detokenize_s,
             prompt_tokens_per_s: rate(prompt_tokens, prefill_s),
             tokens_per_s: rate(self.tokens.len().saturating_sub(1), decode_s),
         })

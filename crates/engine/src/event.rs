@@ -34,6 +34,12 @@ pub struct Timings {
     pub prefill_s: f64,
     /// From there until its last token.
     pub decode_s: f64,
+    /// What the engine thread took to choose its tokens from logits, in all choices together: processors, masks, draws,
+    /// log-probabilities. What a GPU draws itself is part of its step and not in here.
+    pub sample_s: f64,
+    /// What it took to make text of them: the detokenizer and the search for stop strings. These two are no further phases: they
+    /// run between the steps, and but for the last token's they lie within the phases above.
+    pub detokenize_s: f64,
 }
 
 /// What a request cost.
@@ -49,6 +55,9 @@ pub struct Usage {
     pub guessed_tokens: usize,
     /// Of those, the ones that were right.
     pub right_guesses: usize,
+    /// (row, head) pairs of attention that were computed a second time in its steps, those of others in the same steps included:
+    /// nobody counts them by request.
+    pub recomputed_rows: u64,
     /// Where the time went.
     pub timings: Timings,
 }

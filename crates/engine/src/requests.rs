@@ -3,6 +3,7 @@
 use crate::event::EventSender;
 use crate::metrics::{ChoiceClock, EngineMetrics, FinishedChoice};
 use crate::scheduler::SequenceId;
+use crate::sequence::Accepted;
 use crate::{FinishReason, InvalidLogits, Request, Timings, TokenLogprobs, Usage};
 use std::time::{Duration, Instant};
 use taper_models::Pooler;
@@ -67,6 +68,9 @@ pub(crate) struct ActiveRequest {
     completion_tokens: usize,
     guessed_tokens: usize,
     right_guesses: usize,
+    recomputed_rows: u64,
+    sampling: Duration,
+    detokenizing: Duration,
     submitted: Instant,
     started: Option<Instant>,
     first_token: Option<Instant>,
@@ -87,6 +91,9 @@ impl ActiveRequest {
             completion_tokens: 0,
             guessed_tokens: 0,
             right_guesses: 0,
+            recomputed_rows: 0,
+            sampling: Duration::ZERO,
+            detokenizing: Duration::ZERO,
             submitted,
             started: None,
             first_token: None,
@@ -116,6 +123,23 @@ impl ActiveRequest {
         self.first_token.get_or_insert(now);
     }
 
+    /// Notes what one of its tokens took, which was worked on since `begun`; that becomes the time when its text was made.
+    pub(crate) fn note_work(&mut self, begun: &mut Instant, accepted: &Accepted) {
+        let &Accepted { chosen, told, .. } = accepted;
+        self.sampling += chosen.duration_since(std::mem::replace(begun, told));
+        self.detokenizing += told.duration_since(chosen);
+    }
+
+    /// Notes that its prompt's log-probabilities were read from logits since `begun`.
+    pub(crate) fn note_prompt_logprobs(&mut self, begun: Instant) {
+        self.sampling += begun.elapsed();
+    }
+
+    /// Notes that a step that computed some of it computed so many rows of attention a second time.
+    pub(crate) fn note_recomputed(&mut self, rows: u64) {
+        self.recomputed_rows += rows;
+    }
+
     /// Notes that `guessed` tokens of one of its choices were verified, and `right` of them kept.
     pub(crate) fn note_guesses(&mut self, guessed: usize, right: usize) {
         self.guessed_tokens += guessed;
@@ -143,10 +167,13 @@ impl ActiveRequest {
             completion_tokens: self.completion_tokens,
             guessed_tokens: self.guessed_tokens,
             right_guesses: self.right_guesses,
+            recomputed_rows: self.recomputed_rows,
             timings: Timings {
                 queue_s: started.duration_since(self.submitted).as_secs_f64(),
                 prefill_s: first_token.duration_since(started).as_secs_f64(),
                 decode_s: now.duration_since(first_token).as_secs_f64(),
+                sample_s: self.sampling.as_secs_f64(),
+                detokenize_s: self.detokenizing.as_secs_f64(),
             },
         }
     }
@@ -176,9 +203,21 @@ mod tests {
         request.note_token(&mut clock, &metrics, after(70));
         request.note_guesses(5, 2);
         request.note_guesses(1, 1);
+        request.note_recomputed(4);
+        request.note_recomputed(1);
+        // Two tokens: chosen within 2 and 1 ms, and made text within 3 and 5.
+        let mut begun = after(20);
+        for (chosen, told) in [(22, 25), (26, 31)] {
+            let (chosen, told) = (after(chosen), after(told));
+            let accepted = Accepted { token: 0, event: None, is_finished: false, chosen, told };
+            request.note_work(&mut begun, &accepted);
+        }
+        assert_eq!(begun, after(31));
         let usage = request.usage(after(70));
         assert_eq!((usage.guessed_tokens, usage.right_guesses), (6, 3));
         assert_eq!((usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens), (7, 3, 2));
-        assert_eq!(usage.timings, Timings { queue_s: 0.01, prefill_s: 0.02, decode_s: 0.04 });
+        assert_eq!(usage.recomputed_rows, 5);
+        let (sample_s, detokenize_s) = (0.003, 0.008);
+        assert_eq!(usage.timings, Timings { queue_s: 0.01, prefill_s: 0.02, decode_s: 0.04, sample_s, detokenize_s });
     }
 }

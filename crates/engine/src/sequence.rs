@@ -5,6 +5,7 @@ use crate::metrics::ChoiceClock;
 use crate::speculation::{Acceptance, Guess, Lookup};
 use crate::{Event, FinishReason, Sampled, Sampler, SamplingParams, TokenLogprobs};
 use std::sync::Arc;
+use std::time::Instant;
 use taper_text::{BitMask, Detokenizer, Grammar, StopMatcher, StopOutput, Tokenizer};
 
 /// A sequence of tokens, known from the left; the scheduler keeps how many of them are computed.
@@ -61,6 +62,10 @@ pub(crate) struct Accepted {
     pub(crate) event: Option<Event>,
     /// Whether the sequence is complete.
     pub(crate) is_finished: bool,
+    /// When the token was chosen and noted,
+    pub(crate) chosen: Instant,
+    /// and when its text was made.
+    pub(crate) told: Instant,
 }
 
 impl Sequence {
@@ -112,18 +117,25 @@ impl Sequence {
         }
         self.unsent.push(token);
         self.unsent_logprobs.extend(logprobs);
+        let chosen = Instant::now();
+        let (event, is_finished) = self.tell(token, completes);
+        Accepted { token, event, is_finished, chosen, told: Instant::now() }
+    }
+
+    /// What the client hears of a token, and whether that was the last.
+    fn tell(&mut self, token: u32, completes: bool) -> (Option<Event>, bool) {
         let is_end = !self.ignore_eos && self.tokenizer.end_of_generation().contains(&token);
         let is_end = is_end || self.stop_token_ids.contains(&token);
         let piece = if is_end && !self.shows_stop { String::new() } else { self.detokenizer.push(token) };
         let shown = self.show(&piece);
         if shown.matched.is_some() {
-            return self.finished_event(FinishReason::Stop, shown.text);
+            return (Some(self.finished_event(FinishReason::Stop, shown.text)), true);
         }
         if is_end || completes {
-            return self.finish(FinishReason::Stop, shown.text);
+            return (Some(self.finish(FinishReason::Stop, shown.text)), true);
         }
         if self.tokens.len() >= self.max_len {
-            return self.finish(FinishReason::Length, shown.text);
+            return (Some(self.finish(FinishReason::Length, shown.text)), true);
         }
         let event = (!shown.text.is_empty()).then(|| Event::Text {
             choice: self.choice,
@@ -131,7 +143,7 @@ impl Sequence {
             tokens: std::mem::take(&mut self.unsent),
             logprobs: std::mem::take(&mut self.unsent_logprobs),
         });
-        Accepted { token, event, is_finished: false }
+        (event, false)
     }
 
     /// How many more tokens it may have.
@@ -141,7 +153,10 @@ impl Sequence {
 
     /// Ends the sequence where it is, because it can hold no more tokens.
     pub(crate) fn cut(&mut self) -> Accepted {
-        self.finish(FinishReason::Length, String::new())
+        let chosen = Instant::now();
+        let event = Some(self.finish(FinishReason::Length, String::new()));
+        let token = self.tokens.last().copied().unwrap_or_default();
+        Accepted { token, event, is_finished: true, chosen, told: Instant::now() }
     }
 
     /// What of the text may be shown after `piece`.
@@ -160,7 +175,7 @@ impl Sequence {
     }
 
     /// Ends with all text that was held back. It may still complete a stop string, and then that is the reason.
-    fn finish(&mut self, reason: FinishReason, mut text: String) -> Accepted {
+    fn finish(&mut self, reason: FinishReason, mut text: String) -> Event {
         let tail = self.detokenizer.finish();
         let shown = self.show(&tail);
         text.push_str(&shown.text);
@@ -171,10 +186,8 @@ impl Sequence {
         self.finished_event(reason, text)
     }
 
-    fn finished_event(&mut self, reason: FinishReason, text: String) -> Accepted {
+    fn finished_event(&mut self, reason: FinishReason, text: String) -> Event {
         let (tokens, logprobs) = (std::mem::take(&mut self.unsent), std::mem::take(&mut self.unsent_logprobs));
-        let event = Event::Finished { choice: self.choice, reason, text, tokens, logprobs };
-        let token = self.tokens.last().copied().unwrap_or_default();
-        Accepted { token, event: Some(event), is_finished: true }
+        Event::Finished { choice: self.choice, reason, text, tokens, logprobs }
     }
 }

@@ -137,6 +137,7 @@ pub struct StubRunner {
     delay: Duration,
     gate: Option<Arc<GateState>>,
     faults: Vec<(Range<usize>, Fault)>,
+    recomputed_per_step: u64,
     stats: Arc<StubStats>,
 }
 
@@ -161,6 +162,7 @@ impl StubRunner {
             delay: Duration::ZERO,
             gate: None,
             faults: Vec::new(),
+            recomputed_per_step: 0,
             stats: Arc::default(),
         }
     }
@@ -191,6 +193,13 @@ impl StubRunner {
     pub fn with_states(mut self, hidden_size: usize, state: impl Fn(&[u32], &mut [f32]) + Send + 'static) -> Self {
         let embeddings = Embeddings { hidden_size, pooling: Some(Pooling::Mean) };
         self.states = Some((embeddings, Box::new(state)));
+        self
+    }
+
+    /// Says that every step computes so many rows of attention a second time.
+    #[must_use]
+    pub fn with_recomputed_rows(mut self, per_step: u64) -> Self {
+        self.recomputed_per_step = per_step;
         self
     }
 
@@ -391,6 +400,10 @@ impl Runner for StubRunner {
 
     fn identity(&self) -> String {
         format!("stub, {} tokens a block", self.limits.block_size)
+    }
+
+    fn recomputed_rows(&self) -> u64 {
+        self.recomputed_per_step * self.stats.steps() as u64
     }
 }
 

@@ -38,6 +38,7 @@ pub struct Tokenizer {
     piece_ends: Vec<usize>,
     encoder: Encoder,
     special: SpecialTokens,
+    special_ids: Vec<u32>,
     bos: Option<u32>,
     eos: Option<u32>,
     end_of_generation: Vec<u32>,
@@ -126,6 +127,7 @@ impl Tokenizer {
 
         let special = SpecialTokens::new(&vocabulary);
         let Vocabulary { texts, kinds, .. } = vocabulary;
+        let special_ids = (0u32..).zip(&kinds).filter(|(_, kind)| kind.is_special()).map(|(id, _)| id).collect();
         Ok(Tokenizer {
             texts,
             kinds,
@@ -133,6 +135,7 @@ impl Tokenizer {
             piece_ends,
             encoder,
             special,
+            special_ids,
             bos,
             eos,
             end_of_generation,
@@ -282,6 +285,11 @@ impl Tokenizer {
     /// Whether a token is written by templates and never part of an answer's text: the ends of turns, BOS, reserved ones.
     pub fn is_special(&self, id: u32) -> bool {
         self.kind(id).is_some_and(TokenKind::is_special)
+    }
+
+    /// All tokens of which [`Tokenizer::is_special`] is true, ascending.
+    pub fn special_ids(&self) -> &[u32] {
+        &self.special_ids
     }
 
     pub(crate) fn kind(&self, id: u32) -> Option<TokenKind> {

@@ -2,8 +2,9 @@
 //!
 //! `input` is a string, token ids, or an array of either. `encoding_format` is `float` or `base64` (float32, little-endian), and
 //! `dimensions` keeps the first so many elements. Our own: `pooling`, `mean` or `last`, where the model's file says nothing `mean`;
-//! `normalize`, true unless given. vLLM's: `truncate_prompt_tokens` keeps the last so many tokens of an input, `add_special_tokens`
-//! leaves away what the model's file wants around a text, `priority` and `cache_salt` are those of the other endpoints.
+//! `normalize`, true unless given. vLLM's: `truncate_prompt_tokens` keeps the last so many tokens of an input, and of a
+//! text the BOS that was put before it as one of them; `add_special_tokens` leaves away what the model's file wants around a text,
+//! `priority` and `cache_salt` are those of the other endpoints.
 
 use axum::body::Body;
 use axum::extract::State;
@@ -173,19 +174,35 @@ impl Encoding {
 
     /// The tokens of an input, which came in the field `name`.
     pub(crate) fn tokens(&self, served: &Served, name: &str, input: Input) -> Result<Vec<u32>, ApiError> {
-        let mut tokens = match input {
-            Input::Text(text) => self.encode(served, name, &text)?,
+        let tokens = match input {
+            Input::Text(text) => {
+                let has_bos = self.adds_special && served.model.tokenizer.adds_bos();
+                self.kept(served, self.encode(served, name, &text)?, has_bos)
+            }
             Input::Tokens(ids) => {
                 let vocab_size = served.vocab_size();
                 if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab_size) {
                     let message = format!("token id {id} is not in the vocabulary, whose ids are below {vocab_size}");
                     return Err(ApiError::invalid(name, message));
                 }
-                ids
+                self.kept(served, ids, false)
             }
         };
+        match tokens.len() {
+            0 => Err(ApiError::invalid(name, format!("{name} is empty; an input has at least one token"))),
+            len if len > self.context_len => Err(ApiError::input_too_long(name, len, self.context_len, true)),
+            _ => Ok(tokens),
+        }
+    }
+
+    /// The tokens that are kept. A BOS that was put before a text is not of it, and stays where there is room for another token, as in
+    /// vLLM: its tokenizer cuts the text before it adds that. Token ids are the client's own, and cut as they are.
+    fn kept(&self, served: &Served, mut tokens: Vec<u32>, has_bos: bool) -> Vec<u32> {
         match self.keeps {
-            Keeps::Last(num) => drop(tokens.drain(..tokens.len().saturating_sub(num))),
+            Keeps::Last(num) if tokens.len() > num => {
+                let first = usize::from(has_bos && num > 1);
+                tokens.drain(first..first + tokens.len() - num);
+            }
             Keeps::First(num) if tokens.len() > num => {
                 // What ends a text ends a part of one too.
                 let end = served.model.tokenizer.end_of_embedded();
@@ -193,13 +210,9 @@ impl Encoding {
                 tokens.truncate(num - usize::from(end.is_some()));
                 tokens.extend(end);
             }
-            Keeps::First(_) | Keeps::All => {}
+            Keeps::First(_) | Keeps::Last(_) | Keeps::All => {}
         }
-        match tokens.len() {
-            0 => Err(ApiError::invalid(name, format!("{name} is empty; an input has at least one token"))),
-            len if len > self.context_len => Err(ApiError::input_too_long(name, len, self.context_len, true)),
-            _ => Ok(tokens),
-        }
+        tokens
     }
 
     fn encode(&self, served: &Served, name: &str, text: &str) -> Result<Vec<u32>, ApiError> {

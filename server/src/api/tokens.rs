@@ -21,7 +21,7 @@ use crate::fields::Fields;
 use crate::limits::MAX_TOLD_BYTES;
 use crate::mixed_prompt::{self, Mixing};
 use crate::parameters::check_model;
-use crate::reply::Reply;
+use crate::reply::{Reply, json_len};
 use crate::state::{Served, ServerState};
 use crate::{api, body, prompt, unsupported};
 
@@ -148,10 +148,17 @@ pub(crate) fn read_detokenize(body: &[u8], state: &ServerState, served: &Served)
     drop(items);
     let num_bytes: usize =
         tokens.iter().filter_map(|&id| served.model.tokenizer.token_bytes(id)).map(<[u8]>::len).sum();
+    // Before any of it is made.
     check_told("tokens", 2 * num_bytes)?;
-    let text = Value::from(served.model.tokenizer.decode(&tokens, false)).to_string();
-    // The first name is vLLM's, the second llama.cpp's.
-    Ok(Reply { text: format!("{{\"prompt\":{text},\"content\":{text}}}"), ignored })
+    let text = twice(&served.model.tokenizer.decode(&tokens, false))?;
+    Ok(Reply { text, ignored })
+}
+
+/// A text under vLLM's name of it and llama.cpp's.
+fn twice(text: &str) -> Result<String, ApiError> {
+    check_told("tokens", 2 * json_len(text))?;
+    let text = Value::from(text).to_string();
+    Ok(format!("{{\"prompt\":{text},\"content\":{text}}}"))
 }
 
 pub(crate) fn read_apply_template(body: &[u8], state: &ServerState, served: &Served) -> Result<Reply, ApiError> {
@@ -195,9 +202,7 @@ fn check_told(param: &str, num_bytes: usize) -> Result<(), ApiError> {
 pub(crate) async fn info(State(state): State<ServerState>) -> Result<axum::Json<Value>, ApiError> {
     let served = state.served()?;
     let tokenizer = &served.model.tokenizer;
-    let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
-    let special: Vec<&str> =
-        ids.filter(|&id| tokenizer.is_special(id)).filter_map(|id| tokenizer.token_text(id)).collect();
+    let special: Vec<&str> = tokenizer.special_ids().iter().filter_map(|&id| tokenizer.token_text(id)).collect();
     let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id));
     Ok(axum::Json(json!({
         // The class that loads any vocabulary; the file does not say which one it was made by.
@@ -227,5 +232,9 @@ mod tests {
         let error = list("content", long).unwrap_err();
         assert_eq!((error.status().as_u16(), &error.to_json()["error"]["param"]), (400, &json!("content")));
         assert!(error.message().contains(&MAX_TOLD_BYTES.to_string()));
+        assert_eq!(twice("a\n").unwrap(), r#"{"prompt":"a\n","content":"a\n"}"#);
+        // As text it would fit, as JSON it has six times as many bytes.
+        let error = twice(&"\u{1}".repeat(MAX_TOLD_BYTES / 8)).unwrap_err();
+        assert_eq!((error.status().as_u16(), &error.to_json()["error"]["param"]), (400, &json!("tokens")));
     }
 }

@@ -86,6 +86,7 @@ impl Worker {
             let is_finished = accepted.is_finished;
             if let Some(request) = self.requests.get_mut(&sequence.request) {
                 request.note_token(&mut sequence.clock, &self.shared.metrics, now);
+                request.note_work(&mut self.token_begun, &accepted);
             }
             news.push(accepted);
             if is_finished {

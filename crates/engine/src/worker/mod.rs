@@ -75,6 +75,8 @@ pub(crate) struct Worker {
     /// Who draws from which row of them.
     draws: Vec<(SequenceId, usize)>,
     scratch: Scratch,
+    /// Since when the token at hand is worked on.
+    token_begun: Instant,
     outbox: Vec<(EventSender, Event)>,
     failures_in_a_row: u32,
     is_closing: bool,
@@ -129,6 +131,7 @@ impl Worker {
             logits: LogitsBuffer::new(limits.vocab_size),
             draws: Vec::new(),
             scratch: Scratch::default(),
+            token_begun: Instant::now(),
             outbox: Vec::new(),
             failures_in_a_row: 0,
             is_closing: false,

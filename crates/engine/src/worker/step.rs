@@ -32,8 +32,15 @@ impl Worker {
         let mut status = self.shared.status();
         status.steps += 1;
         status.failed_steps += u64::from(outcome.is_err());
-        status.recomputed_rows = recomputed_rows;
+        let recomputed_before = std::mem::replace(&mut status.recomputed_rows, recomputed_rows);
         drop(status);
+        if recomputed_rows > recomputed_before {
+            for key in self.requests_of(step) {
+                if let Some(request) = self.requests.get_mut(&key) {
+                    request.note_recomputed(recomputed_rows - recomputed_before);
+                }
+            }
+        }
         match outcome {
             Ok(rows) => {
                 let (seconds, prompt_rows) = (begin.elapsed().as_secs_f64(), step.num_rows() - decode_rows);
@@ -161,10 +168,14 @@ impl Worker {
         if self.failures_in_a_row >= MAX_FAILURES_IN_A_ROW {
             self.shared.is_healthy.store(false, Ordering::Release);
         }
-        let keys: BTreeSet<u64> = step.entries.iter().map(|entry| self.sequences[&entry.sequence].request).collect();
-        for key in keys {
+        for key in self.requests_of(step) {
             self.fail(key, error);
         }
+    }
+
+    /// The keys of the requests that a step computes some of.
+    fn requests_of(&self, step: &Step) -> BTreeSet<u64> {
+        step.entries.iter().map(|entry| self.sequences[&entry.sequence].request).collect()
     }
 
     /// Chooses tokens for every sequence that was computed to its end; `rows` are the rows of each entry. Masks are waited for until
@@ -193,6 +204,7 @@ impl Worker {
                     return Ok(());
                 }
                 let now = Instant::now();
+                self.token_begun = now;
                 // Those of the last known token and of the guesses.
                 let rows = rows.end - entry.num_guesses - 1..rows.end;
                 self.give_birth(entry, rows.start, now)?;
@@ -210,6 +222,7 @@ impl Worker {
         let sequence = &self.sequences[&entry.sequence];
         let Some(request) = self.requests.get_mut(&sequence.request) else { return Ok(()) };
         let Some(gathered) = &mut request.prompt_logprobs else { return Ok(()) };
+        let begun = Instant::now();
         let prompt = &sequence.tokens[..request.prompt_tokens];
         for (position, row) in entry.tokens.clone().zip(rows) {
             gathered
@@ -220,6 +233,7 @@ impl Worker {
             request.prompt_logprobs = None;
             self.outbox.push((request.events.clone(), Event::PromptLogprobs(logprobs)));
         }
+        request.note_prompt_logprobs(begun);
         Ok(())
     }
 
@@ -312,6 +326,7 @@ impl Worker {
             Ok(Ok(accepted)) => {
                 if let Some(request) = self.requests.get_mut(&key) {
                     request.note_token(&mut sequence.clock, &self.shared.metrics, now);
+                    request.note_work(&mut self.token_begun, &accepted);
                 }
                 Ok(accepted)
             }

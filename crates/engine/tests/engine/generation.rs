@@ -1,7 +1,7 @@
 //! What comes out: text, tokens, reasons, seeds, choices, and that nobody's answer depends on the company.
 
 use crate::support::*;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use taper_engine::stub::StubRunner;
 use taper_engine::{EngineConfig, FinishReason, RunnerLimits, SamplingParams};
 
@@ -186,11 +186,27 @@ fn unseeded_requests_differ() {
 fn timings_say_where_the_time_went() {
     let (runner, gate) = replying("abc").with_delay(Duration::from_millis(20)).with_gate();
     let engine = start_with(runner, EngineConfig { max_batch: 1, ..EngineConfig::default() });
+    let begun = Instant::now();
     let first = engine.submit(greedy("> ", 3)).unwrap();
     let second = engine.submit(greedy("> ", 3)).unwrap();
     gate.open();
     read(first);
     let timings = read(second).usage.unwrap().timings;
+    let elapsed_s = begun.elapsed().as_secs_f64();
     assert!(timings.queue_s >= 0.06, "three steps of the first: {timings:?}");
     assert!(timings.prefill_s >= 0.02 && timings.decode_s >= 0.04, "{timings:?}");
+    assert!(timings.sample_s >= 0.0 && timings.detokenize_s >= 0.0, "{timings:?}");
+    // Neither overlaps the other, nor the steps, which take 20 ms each.
+    let steps_s = 6.0 * 0.02;
+    assert!(timings.sample_s + timings.detokenize_s + steps_s <= elapsed_s, "{timings:?} of {elapsed_s} s");
+}
+
+#[test]
+fn recomputed_rows_are_those_of_the_steps_that_a_request_was_part_of() {
+    let engine = start(replying("abc").with_recomputed_rows(5));
+    let usage = ask(&engine, greedy("> ", 3)).usage.unwrap();
+    assert_eq!(usage.recomputed_rows, 3 * 5, "a step for each token");
+    // Choices of one request share steps, which count once.
+    let two = request("> ", SamplingParams { n: 2, max_tokens: Some(3), ..SamplingParams::default() });
+    assert_eq!(ask(&engine, two).usage.unwrap().recomputed_rows, 3 * 5);
 }

@@ -241,3 +241,14 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn special_ids_are_those_of_which_is_special_says_so() {
+    for file in [byte_level(), sentence_piece()] {
+        let tokenizer = tokenizer(&file).unwrap();
+        let ids = 0..tokenizer.vocab_size() as u32;
+        let expected: Vec<u32> = ids.filter(|&id| tokenizer.is_special(id)).collect();
+        assert_eq!(tokenizer.special_ids(), expected);
+        assert!(expected.contains(&tokenizer.eos().unwrap()));
+    }
+}

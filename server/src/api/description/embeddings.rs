@@ -38,7 +38,10 @@ fn request() -> Value {
             ("normalize", boolean("Whether vectors get the length 1; true where nothing is said.")),
             (
                 "truncate_prompt_tokens",
-                integer_from(-1, "Tokens that are kept of a longer input, its last; -1: the context."),
+                integer_from(
+                    -1,
+                    "Tokens that are kept of a longer input, its last, and before those of a text its BOS; -1: the context.",
+                ),
             ),
             ("add_special_tokens", boolean("What the model's file wants around a text; true where nothing is said.")),
             ("priority", integer("Lower is served earlier.")),

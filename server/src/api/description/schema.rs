@@ -145,6 +145,21 @@ pub(super) fn components() -> Vec<Named> {
         ("predicted_per_second", number("Tokens after the first per second.")),
         ("draft_n", integer("Guesses of tokens that were verified.")),
         ("draft_n_accepted", integer("Of those, the ones that were right.")),
+        (
+            "sample_ms",
+            number(
+                "Of these times, what it took to choose tokens from logits: penalties, masks, draws, log-probabilities. \
+                 What a GPU draws itself is not in it.",
+            ),
+        ),
+        ("detokenize_ms", number("And what it took to make text of tokens, and to look for stop strings in it.")),
+        (
+            "recomputed_rows",
+            integer(
+                "Rows of attention, of each head, that were computed a second time because a fixed reference of their \
+                 softmax did not fit; those of others in the same steps included.",
+            ),
+        ),
     ];
     let usage = all(vec![
         ("prompt_tokens", integer("Tokens of all prompts.")),

@@ -13,6 +13,7 @@ use crate::fields::{Fields, integer_of, show};
 use crate::limits::{MAX_BAD_WORDS, MAX_CHOICES, MAX_PROMPTS, MAX_TOLD_BYTES};
 use crate::mixed_prompt::{self, Mixing};
 use crate::parameters::Parameters;
+use crate::reply::json_len;
 use crate::state::{Served, ServerState};
 use crate::{body, unsupported};
 
@@ -106,7 +107,6 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
     let mut parameters = Parameters::take(&mut fields, state, served)?;
     own.apply(&mut parameters)?;
     parameters.check(served)?;
-    let ignored = unsupported::check_rest(fields, state)?;
 
     let prompts = mixed_prompt::split(prompt, "prompt")?;
     if prompts.len() > MAX_PROMPTS {
@@ -116,6 +116,7 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
     let mixing = Mixing { add_special: true, parse_special: true };
     let encode = |prompt| mixed_prompt::encode(served, prompt, "prompt", mixing);
     let prompts: Vec<Vec<u32>> = prompts.into_iter().map(encode).collect::<Result<_, _>>()?;
+    let ignored = unsupported::check_rest(fields, state)?;
     let texts: Vec<String> = prompts.iter().map(|tokens| served.model.tokenizer.decode(tokens, false)).collect();
     let settings = shape::settings(&parameters.sampling, parameters.stream);
     check_told(&texts, &settings, parameters.num_choices)?;
@@ -125,7 +126,7 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
 /// Every choice's answer repeats its prompt and the settings.
 fn check_told(texts: &[String], settings: &Value, num_choices: usize) -> Result<(), ApiError> {
     let settings = settings.to_string().len();
-    let bytes: usize = texts.iter().map(|text| text.len() + settings).sum();
+    let bytes: usize = texts.iter().map(|text| json_len(text) + settings).sum();
     if bytes.saturating_mul(num_choices) <= MAX_TOLD_BYTES {
         return Ok(());
     }
@@ -213,6 +214,15 @@ impl Own {
 
     fn apply(&self, parameters: &mut Parameters) -> Result<(), ApiError> {
         let sampling = &mut parameters.sampling;
+        if let (Some(own), Some(other)) = (self.n_predict, sampling.max_tokens)
+            && usize::try_from(own) != Ok(other)
+        {
+            let message = format!(
+                "n_predict is {own} and max_tokens (or max_completion_tokens) is {other}, and both are the most tokens of \
+                 the answer; give one of them"
+            );
+            return Err(ApiError::invalid("n_predict", message));
+        }
         match self.n_predict {
             None => {}
             // The token that is chosen after the prompt is thrown away.
@@ -364,4 +374,18 @@ fn logit_bias(value: Value, served: &Served) -> Result<Biases, ApiError> {
         }
     }
     Ok((biases.into_iter().collect(), banned))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_answer_repeats_is_counted_as_it_is_written() {
+        let told = |text: &str| check_told(&[text.repeat(MAX_TOLD_BYTES / 4)], &json!({}), 1);
+        assert!(told("x").is_ok());
+        // Six bytes each.
+        assert_eq!(told("\u{1}").unwrap_err().to_json()["error"]["param"], "prompt");
+        assert!(check_told(&["x".repeat(MAX_TOLD_BYTES / 4)], &json!({}), 4).is_err(), "each choice repeats it");
+    }
 }

@@ -222,15 +222,14 @@ impl Native {
     fn timings(&self, prompt: &Prompt, num_predicted: usize) -> Value {
         let usage = prompt.usage.unwrap_or_else(|| Usage {
             prompt_tokens: prompt.num_tokens,
-            cached_tokens: 0,
             completion_tokens: num_predicted,
-            guessed_tokens: 0,
-            right_guesses: 0,
             timings: Timings {
                 queue_s: 0.0,
                 prefill_s: self.first_text_s,
                 decode_s: (self.elapsed_s - self.first_text_s).max(0.0),
+                ..Timings::default()
             },
+            ..Usage::default()
         });
         let totals = Totals {
             prompt_tokens: usage.prompt_tokens,
@@ -239,6 +238,7 @@ impl Native {
             guessed_tokens: usage.guessed_tokens,
             right_guesses: usage.right_guesses,
             reasoning_tokens: 0,
+            recomputed_rows: Some(usage.recomputed_rows),
             timings: Some(usage.timings),
         };
         let mut timings = answer::timings(&totals).unwrap_or_default();
