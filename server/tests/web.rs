@@ -124,7 +124,9 @@ async fn without_a_key_the_page_has_its_files_and_nothing_else_below_its_folder(
     for (name, _) in sources() {
         assert_eq!(get(&state, &address(&name)).await.status, 200, "{name}");
     }
-    for path in ["/web", "/web/", "/web/none.css", "/web/../v1/models", "/web/app.mjs/", "//web/app.mjs", "/web//app.mjs"] {
+    for path in
+        ["/web", "/web/", "/web/none.css", "/web/../v1/models", "/web/app.mjs/", "//web/app.mjs", "/web//app.mjs"]
+    {
         assert_eq!(get(&state, path).await.status, 401, "{path}");
     }
 }
