@@ -106,12 +106,17 @@ impl Allowance {
 
 /// As OpenAI writes a time: `120ms`, `17s`, `6m0s`.
 fn span(time: Duration) -> String {
-    let ms = time.as_millis();
+    let ms = whole_ms(time).as_millis();
     match ms.div_ceil(1000) {
         _ if ms < 1000 => format!("{ms}ms"),
         seconds @ 0..60 => format!("{seconds}s"),
         seconds => format!("{}m{}s", seconds / 60, seconds % 60),
     }
+}
+
+/// Rounded up: who asks again after the time that was told has waited long enough.
+fn whole_ms(time: Duration) -> Duration {
+    Duration::from_millis(time.as_nanos().div_ceil(1_000_000) as u64)
 }
 
 /// Counts the requests of each key.
@@ -148,7 +153,7 @@ impl RateLimiter {
             limit: self.rate.count,
             remaining,
             reset,
-            retry_after: if is_taken { Duration::ZERO } else { taken - capacity },
+            retry_after: if is_taken { Duration::ZERO } else { whole_ms(taken - capacity) },
         };
         if is_taken { Ok(allowance) } else { Err(allowance) }
     }
@@ -193,6 +198,23 @@ mod tests {
     }
 
     #[test]
+    fn who_waits_as_long_as_was_told_is_taken() {
+        // A request becomes free every 8.571428571 s.
+        for early in [1, 571_128_571, 8_571_000_000] {
+            let limiter = RateLimiter::new(rate("7/min"));
+            let start = Instant::now();
+            for _ in 0..7 {
+                assert!(limiter.take(None, start).is_ok());
+            }
+            let asked = start + Duration::from_nanos(early);
+            let told = limiter.take(None, asked).unwrap_err();
+            // As the header has it.
+            let seconds = told.retry_after.as_millis().div_ceil(1000) as u64;
+            assert!(limiter.take(None, asked + Duration::from_secs(seconds)).is_ok(), "{told:?}");
+        }
+    }
+
+    #[test]
     fn each_key_has_its_own_bucket() {
         let keys = crate::access::test_keys(&["a", "b"]);
         let limiter = RateLimiter::new(rate("1/h"));
@@ -207,5 +229,7 @@ mod tests {
     fn times_are_written_as_openai_does() {
         let times = [0, 120, 1000, 16_500, 59_001, 360_000].map(|ms| span(Duration::from_millis(ms)));
         assert_eq!(times, ["0ms", "120ms", "1s", "17s", "1m0s", "6m0s"]);
+        let least = [1, 1_000_001, 999_000_001, 1_000_000_001].map(|ns| span(Duration::from_nanos(ns)));
+        assert_eq!(least, ["1ms", "2ms", "1s", "2s"]);
     }
 }

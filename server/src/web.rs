@@ -67,9 +67,11 @@ static FILES: [File; 25] = files![
     "vendor/uplot/uPlot.min.css",
 ];
 
-/// Whether a path is the page or one of its files.
+/// Whether a path is the page or one of its files. Others below `/web/` are like any path where there is nothing: they ask for
+/// a key, count for the rate, and wait for no body where there is no room.
 pub(crate) fn is_page(path: &str) -> bool {
-    path == "/" || path.starts_with("/web/")
+    let is_file = |name: &str| FILES.iter().any(|file| file.name == name);
+    path == "/" || path.strip_prefix("/web/").is_some_and(is_file)
 }
 
 /// `/` and `/web/...`.

@@ -13,7 +13,8 @@ use axum::http::{Method, Request};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use support::*;
-use taper_server::ServerState;
+use taper_engine::EngineConfig;
+use taper_server::{ApiKeys, ServerConfig, ServerState};
 
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
                       font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -112,6 +113,21 @@ async fn other_methods_and_paths_are_what_they_are_elsewhere() {
     for path in ["/web", "/web/", "/web/none.css", "/web/../Cargo.toml", "/web/vendored.toml", "/web/index.html"] {
         let answer = send(&state, ask(Method::GET, path)).await;
         assert_eq!((answer.status.as_u16(), answer.error()["code"].as_str()), (404, Some("unknown_url")), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn without_a_key_the_page_has_its_files_and_nothing_else_below_its_folder() {
+    let api_keys = ApiKeys::new(&["sesame".to_owned()], None).unwrap();
+    let config = ServerConfig { api_keys, ..ServerConfig::default() };
+    let (state, _) = state_with_config(replying(REPLY), EngineConfig::default(), config);
+    for (name, _) in sources() {
+        assert_eq!(get(&state, &address(&name)).await.status, 200, "{name}");
+    }
+    for path in
+        ["/web", "/web/", "/web/none.css", "/web/../v1/models", "/web/app.mjs/", "//web/app.mjs", "/web//app.mjs"]
+    {
+        assert_eq!(get(&state, path).await.status, 401, "{path}");
     }
 }
 

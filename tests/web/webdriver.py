@@ -1,10 +1,13 @@
 """A browser under a test's control: the parts of the WebDriver protocol that these tests need, over Debian's chromedriver."""
 
 import base64
+import contextlib
 import json
+import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -31,8 +34,12 @@ FLAGS = [
 ]
 
 
+#: Errors that may pass when the page has done what it is about to do.
+NOT_YET = ("no such element", "stale element reference", "element not interactable", "element click intercepted")
+
+
 class Gone(Exception):
-    """The element has left the page, or is not there yet."""
+    """The element has left the page, is not there yet, or something lies on it."""
 
 
 class Browser:
@@ -45,7 +52,10 @@ class Browser:
         self._folder = tempfile.TemporaryDirectory(prefix="taper-web-", ignore_cleanup_errors=True)
         self.downloads = pathlib.Path(self._folder.name, "downloads")
         self.downloads.mkdir()
-        self._driver = subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        # A group of its own, so that nothing outlives it.
+        self._driver = subprocess.Popen(
+            [driver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
         try:
             self._begin(chromium)
         except BaseException:
@@ -65,7 +75,12 @@ class Browser:
             "args": [*FLAGS, f"--user-data-dir={profile}"],
             "prefs": {"download.default_directory": str(self.downloads)},
         }
-        wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        patience = 2000 * PATIENCE
+        wanted = {
+            "goog:chromeOptions": options,
+            "goog:loggingPrefs": {"browser": "ALL"},
+            "timeouts": {"script": patience, "pageLoad": patience},
+        }
         session = self._call("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
         self._url += f"/session/{session['sessionId']}"
 
@@ -76,25 +91,28 @@ class Browser:
         self.close()
 
     def close(self):
-        if "/session/" in getattr(self, "_url", ""):
-            try:
+        try:
+            if "/session/" in getattr(self, "_url", ""):
                 self._call("DELETE", "")
-            except OSError:
-                pass
-        self._driver.terminate()
-        self._driver.wait()
-        self._driver.stdout.close()
-        self._folder.cleanup()
+        except (OSError, RuntimeError):
+            # A browser that has crashed has no session to end.
+            pass
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._driver.pid, signal.SIGKILL)
+            self._driver.wait()
+            self._driver.stdout.close()
+            self._folder.cleanup()
 
     def _call(self, method, path, body=None):
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"}, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=2 * PATIENCE) as answer:
+            with urllib.request.urlopen(request, timeout=3 * PATIENCE) as answer:
                 return json.load(answer)["value"]
         except urllib.error.HTTPError as error:
             value = json.load(error)["value"]
-            if value["error"] in ("no such element", "stale element reference", "element not interactable"):
+            if value["error"] in NOT_YET:
                 raise Gone(value["message"]) from None
             raise RuntimeError(f"{method} {path}: {value['error']}: {value['message']}") from None
 
@@ -107,6 +125,10 @@ class Browser:
     def run(self, script, *arguments):
         """What a script returns; it is the body of a function."""
         return self._call("POST", "/execute/sync", {"script": script, "args": list(arguments)})
+
+    def before_every_page(self, script):
+        """Runs a script in every page from now on, before its own."""
+        self.cdp("Page.addScriptToEvaluateOnNewDocument", source=script)
 
     def cdp(self, command, **parameters):
         """A command of Chromium's own protocol."""
