@@ -1,4 +1,5 @@
-//! Measuring: what memory, kernels and models do per second, and how many bytes that moves. Printing is the caller's.
+//! Measuring: what memory, kernels and models do per second, and how many bytes that moves; and what a [server](load) under load does
+//! for its users. Printing is the caller's.
 //!
 //! A [`Run`] measures the read bandwidth before and after whatever is put into it; each benchmark is a module that gives
 //! [`Measurement`]s and, from the finished [`Record`]s, [`Findings`]: columns, plots for the [`report`], sentences. Adding one
@@ -14,6 +15,7 @@ mod error;
 mod findings;
 pub mod gemm;
 pub mod gpu;
+pub mod load;
 mod machine;
 pub mod model;
 mod peer;

@@ -7,43 +7,101 @@ use std::fmt::Write as _;
 
 const STYLE: &str = include_str!("report.css");
 
+/// What stands on a page.
+pub(crate) struct Page<'a> {
+    /// What was typed.
+    pub(crate) command: &'a str,
+    /// What the rows have in common, by name.
+    pub(crate) facts: Vec<(&'static str, String)>,
+    /// What a reader must know before believing it.
+    pub(crate) warnings: Vec<String>,
+    /// Sentences.
+    pub(crate) notes: &'a [String],
+    /// Pictures; those without points are left out.
+    pub(crate) plots: &'a [Plot],
+    /// Heads of the table.
+    pub(crate) titles: Vec<&'static str>,
+    /// How many of the leading columns are names and not figures.
+    pub(crate) num_names: usize,
+    /// The cells of each row, and whether it is void.
+    pub(crate) rows: Vec<(Vec<String>, bool)>,
+}
+
 /// The page; `command` is what was typed.
 ///
 /// # Errors
 /// What drawing says.
 pub fn html(command: &str, finished: &Finished, findings: &Findings) -> Result<String, Error> {
-    let mut page = String::new();
-    let _ = write!(
-        page,
-        "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width\">\n<title>{0}</title>\n<style>\n{STYLE}</style>\n<h1>{0}</h1>\n",
-        escape(command)
-    );
-    if let Some(record) = finished.records.first() {
-        let Record { machine, isa, commit, .. } = record;
-        let facts = [("machine", machine), ("instruction set", isa), ("commit", commit)];
-        let mut facts: Vec<(&str, String)> = facts.map(|(name, value)| (name, value.clone())).into();
+    let mut facts = Vec::new();
+    if let Some(Record { machine, isa, commit, .. }) = finished.records.first() {
+        facts.extend([("machine", machine), ("instruction set", isa), ("commit", commit)].map(|(n, v)| (n, v.clone())));
         if let Some(ceiling) = finished.ceiling {
             facts.push(("read bandwidth", format!("{ceiling:.1} GB/s")));
         }
-        page.push_str("<dl>");
-        for (name, value) in facts {
-            let _ = write!(page, "<div><dt>{name}</dt><dd>{}</dd></div>", escape(&value));
+    }
+    let page = Page {
+        command,
+        facts,
+        warnings: finished.warnings(),
+        notes: &findings.notes,
+        plots: &findings.plots,
+        titles: findings.titles(),
+        num_names: 2,
+        rows: finished.records.iter().map(|record| (findings.cells(record), record.void)).collect(),
+    };
+    page.html()
+}
+
+impl Page<'_> {
+    /// The page as text.
+    ///
+    /// # Errors
+    /// What drawing says.
+    pub(crate) fn html(&self) -> Result<String, Error> {
+        let mut page = String::new();
+        let _ = write!(
+            page,
+            "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
+             <meta name=\"viewport\" content=\"width=device-width\">\n<title>{0}</title>\n<style>\n{STYLE}</style>\n<h1>{0}</h1>\n",
+            escape(self.command)
+        );
+        if !self.facts.is_empty() {
+            page.push_str("<dl>");
+            for (name, value) in &self.facts {
+                let _ = write!(page, "<div><dt>{name}</dt><dd>{}</dd></div>", escape(value));
+            }
+            page.push_str("</dl>\n");
         }
-        page.push_str("</dl>\n");
+        for warning in &self.warnings {
+            let _ = writeln!(page, "<p class=\"void\">{}</p>", escape(warning));
+        }
+        for note in self.notes {
+            let _ = writeln!(page, "<p>{}</p>", escape(note));
+        }
+        for plot in self.plots.iter().filter(|plot| plot.has_points()) {
+            figure(&mut page, plot)?;
+        }
+        page.push_str("<h2>All rows</h2>\n");
+        self.table(&mut page);
+        Ok(page)
     }
-    for warning in finished.warnings() {
-        let _ = writeln!(page, "<p class=\"void\">{}</p>", escape(&warning));
+
+    fn table(&self, page: &mut String) {
+        let class = |index| if index < self.num_names { " class=\"text\"" } else { "" };
+        page.push_str("<div class=\"rows\"><table><thead><tr>");
+        for (index, name) in self.titles.iter().enumerate() {
+            let _ = write!(page, "<th{}>{name}</th>", class(index));
+        }
+        page.push_str("</tr></thead><tbody>\n");
+        for (cells, is_void) in &self.rows {
+            page.push_str(if *is_void { "<tr class=\"void\">" } else { "<tr>" });
+            for (index, cell) in cells.iter().enumerate() {
+                let _ = write!(page, "<td{}>{}</td>", class(index), escape(cell));
+            }
+            page.push_str("</tr>\n");
+        }
+        page.push_str("</tbody></table></div>\n</html>\n");
     }
-    for note in &findings.notes {
-        let _ = writeln!(page, "<p>{}</p>", escape(note));
-    }
-    for plot in findings.plots.iter().filter(|plot| plot.has_points()) {
-        figure(&mut page, plot)?;
-    }
-    page.push_str("<h2>All rows</h2>\n");
-    table(&mut page, &finished.records, findings);
-    Ok(page)
 }
 
 /// A plot, and beside it its figures: a line per series, a column per x. The table is the legend.
@@ -81,22 +139,6 @@ fn figure(page: &mut String, plot: &Plot) -> Result<(), Error> {
     }
     page.push_str("</tbody></table></div></figure>\n");
     Ok(())
-}
-
-fn table(page: &mut String, records: &[Record], findings: &Findings) {
-    page.push_str("<div class=\"rows\"><table><thead><tr>");
-    for (index, name) in findings.titles().iter().enumerate() {
-        let _ = write!(page, "<th{}>{name}</th>", if index < 2 { " class=\"text\"" } else { "" });
-    }
-    page.push_str("</tr></thead><tbody>\n");
-    for record in records {
-        page.push_str(if record.void { "<tr class=\"void\">" } else { "<tr>" });
-        for (index, cell) in findings.cells(record).iter().enumerate() {
-            let _ = write!(page, "<td{}>{}</td>", if index < 2 { " class=\"text\"" } else { "" }, escape(cell));
-        }
-        page.push_str("</tr>\n");
-    }
-    page.push_str("</tbody></table></div>\n</html>\n");
 }
 
 fn escape(text: &str) -> String {

@@ -3,11 +3,13 @@
 mod attention;
 mod chat;
 mod launches;
+mod serve;
 mod softmax;
 
 pub(crate) use attention::BenchAttentionArgs;
 pub(crate) use chat::BenchChatArgs;
 pub(crate) use launches::BenchLaunchesArgs;
+pub(crate) use serve::BenchServeArgs;
 pub(crate) use softmax::BenchSoftmaxArgs;
 
 use super::{DeviceArgs, ModelArgs, positive};
@@ -43,6 +45,8 @@ pub(crate) enum BenchCommand {
     Chat(BenchChatArgs),
     /// What a decode step of a model asks of a GPU: kernels, launches and bytes, on a machine without one.
     Launches(BenchLaunchesArgs),
+    /// What the users of a server under load get: any server with OpenAI's interface.
+    Serve(Box<BenchServeArgs>),
 }
 
 /// Where rows go, for every benchmark.

@@ -66,7 +66,7 @@ impl Command {
                 BenchCommand::Softmax(args) => args.device,
                 BenchCommand::Model(args) => args.model.device,
                 BenchCommand::Chat(args) => args.model.device,
-                BenchCommand::Launches(_) => return None,
+                BenchCommand::Launches(_) | BenchCommand::Serve(_) => return None,
             },
             Command::Selftest(args) => args.device,
             Command::Tune(args) => args.device,

@@ -7,6 +7,7 @@ mod chat;
 mod gemm;
 mod launches;
 mod model;
+mod serve;
 mod softmax;
 
 use crate::args::{BenchArgs, BenchCommand, BenchOutputArgs, ComputeArgs};
@@ -30,6 +31,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         BenchCommand::Model(args) => model::run(args),
         BenchCommand::Chat(args) => chat::run(args),
         BenchCommand::Launches(args) => launches::run(args),
+        BenchCommand::Serve(args) => serve::run(args),
     }
 }
 

@@ -28,13 +28,16 @@ use std::io::{BufRead, IsTerminal};
 use std::sync::Arc;
 use talker::{End, Said, Talker, Totals};
 
+pub(crate) use remote::base_of;
+pub(crate) use roots::system_certificates;
+
 pub(crate) fn run(args: &ChatArgs) -> Result<()> {
     let parameters = args.sampling.parameters();
     parameters.sampling()?;
     let generator = Arc::new(Generator::new()?);
     let talker: Box<dyn Talker> = match &args.remote.url {
         Some(url) => {
-            let server = Server::new(url, api_key(args, url))?;
+            let server = Server::new(url, api_key(args.remote.api_key.as_deref(), url))?;
             Box::new(Remote::connect(server, args.remote.model_name.clone(), Arc::clone(&generator))?)
         }
         None => Box::new(Local::load(args, Arc::clone(&generator))?),
@@ -52,13 +55,13 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
 
 /// `--api-key` first, then the first key of TAPER_API_KEY, then the name that other clients use. TAPER_API_KEY lists the keys of
 /// `taper serve`, so it is for a server on this machine only.
-fn api_key(args: &ChatArgs, url: &str) -> Option<String> {
+pub(crate) fn api_key(named: Option<&str>, url: &str) -> Option<String> {
     let var = |name: &str| std::env::var(name).ok().filter(|key| !key.is_empty());
     let ours = || {
         let keys = var("TAPER_API_KEY").filter(|_| is_on_this_machine(url))?;
         keys.split(',').map(str::trim).find(|key| !key.is_empty()).map(str::to_owned)
     };
-    let key = args.remote.api_key.clone().or_else(ours).or_else(|| var("OPENAI_API_KEY"));
+    let key = named.map(str::to_owned).or_else(ours).or_else(|| var("OPENAI_API_KEY"));
     key.filter(|key| !key.is_empty())
 }
 

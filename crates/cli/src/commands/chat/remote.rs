@@ -55,7 +55,7 @@ impl Server {
             bail!("{shown} has a query; {expected}");
         }
         let base = url.trim_end_matches('/');
-        let base = base.strip_suffix("/chat/completions").unwrap_or(base);
+        let base = ["/chat/completions", "/completions"].iter().find_map(|end| base.strip_suffix(end)).unwrap_or(base);
         let base = if uri.path().trim_matches('/').is_empty() { format!("{base}/v1") } else { base.to_owned() };
         if key.as_ref().is_some_and(|key| key.contains(|c: char| c.is_control() || !c.is_ascii())) {
             bail!("the API key has characters that a header cannot hold");
@@ -94,6 +94,14 @@ impl Server {
     fn unreachable(&self, error: &ureq::Error) -> anyhow::Error {
         anyhow!("cannot reach {}: {error}", self.base)
     }
+}
+
+/// The address of a server up to and with its version, from what was typed.
+///
+/// # Errors
+/// When it is no address, or the key cannot be sent.
+pub(crate) fn base_of(url: &str, key: Option<&str>) -> Result<String> {
+    Server::new(url, key.map(str::to_owned)).map(|server| server.base)
 }
 
 /// The part of an address that names the host, with whatever stands before the host and behind it.
@@ -405,6 +413,7 @@ mod tests {
             ("https://api.openai.com/v1", "https://api.openai.com/v1"),
             ("https://host/openai/v2/", "https://host/openai/v2"),
             ("http://host/v1/chat/completions", "http://host/v1"),
+            ("http://host/v1/completions", "http://host/v1"),
             ("http://[::1]:80", "http://[::1]:80/v1"),
         ] {
             assert_eq!(Server::new(url, None).unwrap().base, base, "{url}");

@@ -31,6 +31,17 @@ pub(super) fn root_certificates() -> Result<RootCerts> {
     }
 }
 
+/// Those of the system or of `SSL_CERT_FILE`, DER; none where there are none.
+///
+/// # Errors
+/// When that file cannot be read, or has none in it.
+pub(crate) fn system_certificates() -> Result<Vec<Vec<u8>>> {
+    Ok(match root_certificates()? {
+        RootCerts::Specific(found) => found.iter().map(|certificate| certificate.der().to_vec()).collect(),
+        _ => Vec::new(),
+    })
+}
+
 /// Those of the first bundle that has any.
 fn of_bundles(bundles: &[&Path]) -> RootCerts {
     let found = bundles.iter().filter_map(|path| read(path).ok()).find(|found| !found.is_empty());

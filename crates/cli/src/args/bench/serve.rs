@@ -1,0 +1,251 @@
+//! `taper bench serve` on the command line.
+
+use crate::args::engine::seconds;
+use crate::args::positive;
+use clap::{Args, ValueEnum};
+use serde_json::{Map, Value};
+use std::path::PathBuf;
+use std::time::Duration;
+use taper_bench::load::{Arrivals, Endpoint, Length, Level, Limits, Load, Stop};
+
+/// Requests of a closed loop for each of its users, and at least, where nobody says how many.
+const REQUESTS_PER_USER: u64 = 4;
+const FEWEST_REQUESTS: u64 = 16;
+/// Requests of an open loop.
+const OPEN_REQUESTS: u64 = 100;
+
+/// `taper bench serve`
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A closed loop (--concurrency) has so many users, who ask again when they have their answer; one whose request fails waits as long as Retry-After says, else 0.1 s. An open loop (--rate) has users who ask when it is their time: there latencies count from when a request was due, not from when it was sent, and LATE says how late that was. A level ends when the requests under way have.\n\nTTFT is the time to the first event with text, ITL between two of them, E2E to the end of the stream, TPOT (E2E - TTFT) / (tokens - 1); all in milliseconds. Tokens are the server's own count (usage). A request that fails counts by its kind and in no latency. GOODPUT is requests per second that kept every --limit.\n\nLengths are N, MIN..MAX (each as likely), normal:MEAN,SD or lognormal:MEAN,SD. Prompts are random words, as many as the server's tokenizer (POST /tokenize) or its usage makes so many tokens of. No two are alike, unless --seed repeats those of an earlier run: a server may remember them.\n\nCtrl-C ends it early, with what was measured. https believes the system's certificates, or those of SSL_CERT_FILE. Proxies are not used. The status is 1 if no request succeeded."
+)]
+pub(crate) struct BenchServeArgs {
+    /// A server with OpenAI's interface, such as `http://localhost:8000` or `https://api.example.com/v1`.
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
+    pub(crate) url: String,
+
+    /// Model of the server [default: the first it lists].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) model_name: Option<String>,
+
+    /// Key for the server; an empty one is none [default: for a server on this machine the first of TAPER_API_KEY, else
+    /// OPENAI_API_KEY].
+    // No `env`: for `taper serve` the variable lists its own keys, which are not for a server elsewhere.
+    #[arg(long, value_name = "KEY")]
+    pub(crate) api_key: Option<String>,
+
+    /// What is asked.
+    #[arg(long, value_enum, default_value_t = EndpointKind::Completions)]
+    pub(crate) endpoint: EndpointKind,
+
+    /// Users of a closed loop; a row for each of several, separated by commas [default: 1].
+    #[arg(long, short = 'c', value_name = "N", value_delimiter = ',', value_parser = users, conflicts_with = "rate")]
+    pub(crate) concurrency: Vec<usize>,
+
+    /// Requests per second of an open loop, `inf` for all at once; a row for each of several, separated by commas.
+    #[arg(long, value_name = "R", value_delimiter = ',', value_parser = rate)]
+    pub(crate) rate: Vec<f64>,
+
+    /// How the requests of an open loop follow each other.
+    #[arg(long, value_enum, default_value_t = ArrivalsKind::Poisson, requires = "rate")]
+    pub(crate) arrivals: ArrivalsKind,
+
+    /// Most requests of an open loop that are under way; others wait here, and their time runs [default: no limit].
+    #[arg(long, value_name = "N", value_parser = users, requires = "rate")]
+    pub(crate) max_concurrency: Option<usize>,
+
+    /// Requests of each row [default: four for each user and at least 16; with --rate 100; with --duration no limit].
+    #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) requests: Option<u64>,
+
+    /// Send requests for so long in each row; those due until then are sent.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) duration: Option<Duration>,
+
+    /// Requests before each row, at its load, that are not counted.
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub(crate) warmup: u64,
+
+    /// Tokens of a prompt.
+    #[arg(long, value_name = "LENGTH", default_value = "128", value_parser = str::parse::<Length>)]
+    pub(crate) prompt_tokens: Length,
+
+    /// Tokens of an answer (max_tokens); with --ignore-eos it has as many.
+    #[arg(long, value_name = "LENGTH", default_value = "128", value_parser = str::parse::<Length>)]
+    pub(crate) output_tokens: Length,
+
+    /// Tokens before those of --prompt-tokens that all prompts begin with.
+    #[arg(long, value_name = "TOKENS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
+    pub(crate) shared_prefix: u32,
+
+    /// Prompts instead of random words, one on each line: texts, or JSON objects with `prompt` or `messages`, whose other fields
+    /// (`max_tokens`) go into the request.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt_tokens", "shared_prefix"])]
+    pub(crate) prompts: Option<PathBuf>,
+
+    /// Of what is drawn [default: another one in each run, told in --json].
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+
+    /// Temperature of every request.
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    pub(crate) temperature: f64,
+
+    /// Send `ignore_eos`, with which taper, vLLM, SGLang and llama-server go on where the model would end its answer. Whether the server
+    /// refuses it is told.
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+
+    /// Longest that a request may take.
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = seconds)]
+    pub(crate) timeout: Duration,
+
+    /// What a request may take and still be goodput, such as `ttft=200ms,tpot=50ms,e2e=10s`; itl is its longest wait for a token.
+    #[arg(long, value_name = "LIMITS", value_parser = str::parse::<Limits>)]
+    pub(crate) limit: Option<Limits>,
+
+    /// Further fields of every request.
+    #[arg(long, value_name = "JSON", value_parser = object)]
+    pub(crate) extra_body: Option<Map<String, Value>>,
+
+    /// Print one JSON object per row instead of the table, or write them to FILE beside it.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    pub(crate) json: Option<PathBuf>,
+
+    /// Write a line of CSV per row.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) csv: Option<PathBuf>,
+
+    /// Write a web page with plots.
+    #[arg(long, value_name = "FILE", alias = "report")]
+    pub(crate) html: Option<PathBuf>,
+}
+
+/// Which of OpenAI's endpoints is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EndpointKind {
+    /// POST /v1/completions.
+    Completions,
+    /// POST /v1/chat/completions, each prompt as a message.
+    Chat,
+}
+
+impl EndpointKind {
+    pub(crate) fn endpoint(self) -> Endpoint {
+        match self {
+            EndpointKind::Completions => Endpoint::Completions,
+            EndpointKind::Chat => Endpoint::Chat,
+        }
+    }
+}
+
+/// How the requests of an open loop follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ArrivalsKind {
+    /// As those of users who know nothing of each other: exponential gaps.
+    Poisson,
+    /// At equal gaps.
+    Uniform,
+    /// Once in a second, all of that second together.
+    Burst,
+}
+
+impl BenchServeArgs {
+    /// The levels, in order.
+    pub(crate) fn levels(&self) -> Vec<Level> {
+        let arrivals = match self.arrivals {
+            ArrivalsKind::Poisson => Arrivals::Poisson,
+            ArrivalsKind::Uniform => Arrivals::Uniform,
+            ArrivalsKind::Burst => Arrivals::Burst,
+        };
+        let max_concurrency = self.max_concurrency;
+        let level = |load: Load, default: u64| {
+            let requests = self.requests.or(if self.duration.is_none() { Some(default) } else { None });
+            Level { load, stop: Stop { requests, duration: self.duration }, warmup: self.warmup }
+        };
+        let closed = |&concurrency: &usize| {
+            let requests = (REQUESTS_PER_USER * concurrency as u64).max(FEWEST_REQUESTS);
+            level(Load::Closed { concurrency }, requests)
+        };
+        if self.rate.is_empty() {
+            let users: &[usize] = if self.concurrency.is_empty() { &[1] } else { &self.concurrency };
+            return users.iter().map(closed).collect();
+        }
+        let open = |&rate: &f64| level(Load::Open { rate, arrivals, max_concurrency }, OPEN_REQUESTS);
+        self.rate.iter().map(open).collect()
+    }
+}
+
+fn users(text: &str) -> Result<usize, String> {
+    positive(text).and_then(|users| if users <= 1 << 16 { Ok(users) } else { Err("must be at most 65536".to_owned()) })
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let rate: Option<f64> = text.parse().ok().filter(|rate| *rate >= 1e-6);
+    rate.ok_or_else(|| format!("expected requests per second, such as 4, 0.5 or inf, not {text:?}"))
+}
+
+fn object(text: &str) -> Result<Map<String, Value>, String> {
+    let object: Map<String, Value> =
+        serde_json::from_str(text).map_err(|error| format!("expected a JSON object such as {{\"top_k\": 40}}: {error}"))?;
+    match ["stream", "model", "prompt", "messages"].iter().find(|name| object.contains_key(**name)) {
+        Some(name) => Err(format!("`{name}` is the benchmark's to say")),
+        None => Ok(object),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{BenchArgs, BenchCommand, Cli, Command};
+    use clap::Parser;
+
+    fn parse(arguments: &str) -> Result<BenchServeArgs, String> {
+        let words = ["taper", "bench", "serve"].into_iter().chain(arguments.split_whitespace());
+        let cli = Cli::try_parse_from(words).map_err(|error| error.to_string())?;
+        match cli.command {
+            Command::Bench(BenchArgs { what: BenchCommand::Serve(args) }) => Ok(*args),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn levels(arguments: &str) -> Vec<(String, Option<u64>)> {
+        let levels = parse(arguments).unwrap().levels();
+        levels.into_iter().map(|level| (level.load.to_string(), level.stop.requests)).collect()
+    }
+
+    #[test]
+    fn a_list_has_a_level_each() {
+        assert_eq!(levels(""), [("concurrency 1".to_owned(), Some(16))]);
+        assert_eq!(
+            levels("--concurrency 1,8"),
+            [("concurrency 1".to_owned(), Some(16)), ("concurrency 8".to_owned(), Some(32))]
+        );
+        assert_eq!(levels("-c 2 --duration 5"), [("concurrency 2".to_owned(), None)]);
+        assert_eq!(levels("-c 2 --duration 5 -n 3"), [("concurrency 2".to_owned(), Some(3))]);
+        assert_eq!(
+            levels("--rate 0.5,inf"),
+            [("0.5 requests/s".to_owned(), Some(100)), ("inf requests/s".to_owned(), Some(100))]
+        );
+    }
+
+    #[test]
+    fn what_makes_no_sense_together_is_refused() {
+        for (arguments, words) in [
+            ("--rate 1 --concurrency 2", "--concurrency"),
+            ("--max-concurrency 3", "--rate"),
+            ("--arrivals burst", "--rate"),
+            ("--prompts f --prompt-tokens 5", "--prompt-tokens"),
+            ("--concurrency 0", "at least 1"),
+            ("--rate 0", "requests per second"),
+            ("--rate NaN", "requests per second"),
+            ("--prompt-tokens 5..2", "64..256"),
+            ("--limit ttft=5", "ttft=200ms"),
+            ("--extra-body {\"stream\":false}", "`stream`"),
+            ("--extra-body 5", "JSON object"),
+        ] {
+            let refused = parse(arguments).unwrap_err();
+            assert!(refused.contains(words), "{arguments}: {refused}");
+        }
+    }
+}
