@@ -15,6 +15,7 @@ fn facts() -> ServerFacts {
     ServerFacts {
         model_path: Some("/models/tiny.gguf".to_owned()),
         architecture: Some("llama".to_owned()),
+        quantization: Some("Q4_1".to_owned()),
         num_params: Some(1_000_000),
         model_bytes: Some(4_000_000),
         trained_context_len: Some(2048),

@@ -13,7 +13,7 @@ pub enum Endpoint {
 
 impl Endpoint {
     /// Its path behind the version.
-    pub fn path(self) -> &'static str {
+    pub(super) fn path(self) -> &'static str {
         match self {
             Endpoint::Completions => "completions",
             Endpoint::Chat => "chat/completions",
@@ -32,7 +32,7 @@ impl Endpoint {
 
 /// What all requests say.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Form {
+pub(super) struct Form {
     /// The model's name at the server.
     pub model: String,
     /// Which endpoint is asked.
@@ -51,7 +51,7 @@ pub struct Form {
 
 impl Form {
     /// Of a model at an endpoint: temperature 0, and nothing else that was not asked for.
-    pub fn new(model: String, endpoint: Endpoint) -> Form {
+    pub(super) fn new(model: String, endpoint: Endpoint) -> Form {
         Form {
             model,
             endpoint,

@@ -295,7 +295,8 @@ impl Session {
 }
 
 async fn first_model(server: &Connections) -> Result<String, Failure> {
-    let answer = server.text(Method::GET, &server.address.endpoint("models"), String::new());
+    let path = server.address.endpoint("models");
+    let answer = server.text(Method::GET, &path, String::new());
     let answer = tokio::time::timeout(Duration::from_secs(30), answer).await.unwrap_or(Err(Failure::Timeout));
     let setup = |what: String| Failure::Setup(format!("cannot ask for the model: {what}; --model-name names one"));
     let answer = answer.map_err(|failure| setup(failure.to_string()))?;

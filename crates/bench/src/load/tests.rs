@@ -403,8 +403,9 @@ fn what_was_measured_before_a_break_stays() {
         let session = open(&stub, plan()).await;
         let mut collected = Collected::default();
         let level = closed(1, 9);
+        let mut unobserved = |_: &Progress| {};
         tokio::select! {
-            () = session.run(0, &level, &mut collected, &mut |_| {}) => panic!("it has not ended"),
+            () = session.run(0, &level, &mut collected, &mut unobserved) => panic!("it has not ended"),
             Some(()) = arrived.recv() => {}
         }
         let row = session.row(&level, &collected, "abc");

@@ -40,7 +40,8 @@ pub(crate) fn run(args: &BenchServeArgs) -> Result<()> {
     for (index, level) in levels.iter().enumerate() {
         let mut collected = Collected::default();
         let mut shown = Shown::new();
-        let work = session.run(index, level, &mut collected, &mut |progress| shown.show(progress));
+        let mut show = |progress: &_| shown.show(progress);
+        let work = session.run(index, level, &mut collected, &mut show);
         let is_stopped = generator.unless_stopped(work)?.is_none();
         drop(shown);
         measured.add(&session, level, &collected);
