@@ -107,6 +107,17 @@ fn a_variable_that_is_almost_a_settings_is_named() {
 }
 
 #[test]
+#[cfg(not(feature = "otlp"))]
+fn a_program_without_traces_says_how_to_build_one_with_them() {
+    for mut taper in [serve("--otlp-endpoint http://localhost:4318"), serve("")] {
+        let output = taper.env("TAPER_OTLP_ENDPOINT", "http://localhost:4318").output().expect("taper starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("--otlp-endpoint") && said.contains("cargo build --release --features otlp"), "{said}");
+    }
+}
+
+#[test]
 fn keys_stand_neither_in_the_help_nor_in_the_log() {
     let folder = folder();
     let help = stdout(&serve("--help").env("TAPER_API_KEY", "sesame").output().expect("taper starts"));

@@ -4,10 +4,10 @@
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use axum::body::{Body, Bytes};
-use axum::extract::Request;
+use axum::extract::{MatchedPath, Request};
 use axum::http::Method;
 use axum::middleware::Next;
 use axum::response::Response;
@@ -15,6 +15,7 @@ use hyper::body::{Body as _, Frame, SizeHint};
 use tracing::{Instrument, Span};
 
 use crate::generation::Totals;
+use crate::report::{AnswerReport, RequestListener, RequestReport};
 
 /// Characters of a path that the log repeats: any client may send long ones.
 const MAX_PATH_CHARS: usize = 256;
@@ -23,9 +24,14 @@ tokio::task_local! {
     static COST: Arc<Cost>;
 }
 
-/// What the model spent on a request, once that is known.
+/// What the model has to do with a request, as far as that is known.
 #[derive(Debug, Default)]
-pub(crate) struct Cost(OnceLock<Totals>);
+pub(crate) struct Cost {
+    /// Which model was asked, and when.
+    submitted: OnceLock<(String, Instant)>,
+    /// What it spent, and why each choice ended.
+    spent: OnceLock<(Totals, Vec<&'static str>)>,
+}
 
 impl Cost {
     /// Of the request that is being handled here.
@@ -33,14 +39,61 @@ impl Cost {
         COST.try_with(Arc::clone).unwrap_or_default()
     }
 
-    /// Notes it; only the first time counts.
-    pub(crate) fn set(&self, totals: Totals) {
-        let _ = self.0.set(totals);
+    /// Notes that a model is asked now; only the first time counts.
+    pub(crate) fn submit(&self, model: &str) {
+        let _ = self.submitted.set((model.to_owned(), Instant::now()));
+    }
+
+    /// Notes what it spent, and why each choice ended; only the first time counts.
+    pub(crate) fn set(&self, totals: Totals, finish_reasons: Vec<&'static str>) {
+        let _ = self.spent.set((totals, finish_reasons));
+    }
+
+    fn totals(&self) -> Option<&Totals> {
+        self.spent.get().map(|(totals, _)| totals)
+    }
+
+    /// Of a request that began at `begun`.
+    fn report(&self, begun: Instant) -> Option<AnswerReport> {
+        let (model, submitted) = self.submitted.get()?;
+        let spent = self.spent.get();
+        Some(AnswerReport {
+            model: model.clone(),
+            submitted: submitted.duration_since(begun),
+            totals: spent.map(|(totals, _)| *totals),
+            finish_reasons: spent.map(|(_, reasons)| reasons.clone()).unwrap_or_default(),
+        })
+    }
+}
+
+/// Who hears of a request when it is over, and what is known of it from the beginning.
+#[derive(Debug)]
+pub(crate) struct Listening {
+    listener: RequestListener,
+    id: String,
+    route: Option<String>,
+    traceparent: Option<String>,
+    tracestate: Option<String>,
+    begun: SystemTime,
+}
+
+impl Listening {
+    /// Notes what `listener` will want to know of a request that begins.
+    pub(crate) fn to(request: &Request, id: &str, listener: &RequestListener) -> Self {
+        let header = |name: &str| Some(request.headers().get(name)?.to_str().ok()?.to_owned());
+        Self {
+            listener: listener.clone(),
+            id: id.to_owned(),
+            route: request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned()),
+            traceparent: header("traceparent"),
+            tracestate: header("tracestate"),
+            begun: SystemTime::now(),
+        }
     }
 }
 
 /// Handles a request within `span`, and logs it there when it is over.
-pub(crate) async fn handle(request: Request, next: Next, span: Span) -> Response {
+pub(crate) async fn handle(request: Request, next: Next, span: Span, listening: Option<Listening>) -> Response {
     let cost = Arc::new(Cost::default());
     let mut entry = Entry {
         method: request.method().clone(),
@@ -50,6 +103,7 @@ pub(crate) async fn handle(request: Request, next: Next, span: Span) -> Response
         bytes: 0,
         is_complete: false,
         cost: Arc::clone(&cost),
+        listening,
         span: span.clone(),
     };
     let response = COST.scope(cost, next.run(request)).instrument(span).await;
@@ -68,13 +122,33 @@ struct Entry {
     bytes: usize,
     is_complete: bool,
     cost: Arc<Cost>,
+    listening: Option<Listening>,
     span: Span,
+}
+
+impl Entry {
+    /// Tells who listens.
+    fn tell(&self, Listening { listener, id, route, traceparent, tracestate, begun }: Listening) {
+        listener.tell(RequestReport {
+            id,
+            method: self.method.to_string(),
+            route,
+            traceparent,
+            tracestate,
+            begun,
+            took: self.begun.elapsed(),
+            status: self.status,
+            is_complete: self.is_complete,
+            answer: self.cost.report(self.begun),
+        });
+    }
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
+        let listening = self.listening.take();
         let _in_span = self.span.enter();
-        let totals = self.cost.0.get();
+        let totals = self.cost.totals();
         let timings = totals.and_then(|totals| totals.timings);
         let (status, bytes, complete) = (self.status, self.bytes, self.is_complete);
         // What pages, scrapers and load balancers ask for every second would bury the rest.
@@ -91,6 +165,7 @@ impl Drop for Entry {
             bytes,
             seconds = self.begun.elapsed().as_secs_f64(),
             complete,
+            model = self.cost.submitted.get().map(|(model, _)| model),
             prompt_tokens = totals.map(|totals| totals.prompt_tokens),
             cached_tokens = totals.map(|totals| totals.cached_tokens),
             completion_tokens = totals.map(|totals| totals.completion_tokens),
@@ -105,6 +180,9 @@ impl Drop for Entry {
             detokenize_s = timings.map(|timings| timings.detokenize_s),
             "request"
         );
+        if let Some(listening) = listening {
+            self.tell(listening);
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use crate::access::ApiKeys;
 use crate::cors::CorsOrigins;
 use crate::limits::{MAX_BODY_BYTES, MAX_CONNECTIONS, MAX_HEADER_BYTES, MAX_HEADERS};
 use crate::rate_limit::Rate;
+use crate::report::RequestListener;
 use crate::timeouts::Timeouts;
 use crate::tls::Tls;
 
@@ -34,6 +35,8 @@ pub struct ServerConfig {
     pub rate_limit: Option<Rate>,
     /// Certificate and key of TCP and Unix sockets alike; without them connections are plain.
     pub tls: Option<Tls>,
+    /// Who is told of each request when it is over.
+    pub on_request: Option<RequestListener>,
 }
 
 impl Default for ServerConfig {
@@ -50,6 +53,7 @@ impl Default for ServerConfig {
             cors: None,
             rate_limit: None,
             tls: None,
+            on_request: None,
         }
     }
 }

@@ -8,8 +8,9 @@ use std::task::{Context, Poll};
 
 use taper_engine::{EmbeddingRequest, EngineHandle, Event, EventStream, Pooling, SubmitError, Usage};
 
+use crate::access_log::Cost;
 use crate::errors::ApiError;
-use crate::generation::{MAX_IN_FLIGHT, QUEUE_PAUSE, refusal};
+use crate::generation::{MAX_IN_FLIGHT, QUEUE_PAUSE, Totals, refusal};
 use crate::state::Served;
 use crate::time_limit::TimeLimit;
 
@@ -30,12 +31,16 @@ pub(crate) async fn embed(
 ) -> Result<Vec<Vec<f32>>, ApiError> {
     let mut vectors = vec![Vec::new(); inputs.len()];
     let engine = served.model.engine.clone();
+    let prompt_tokens = inputs.iter().map(Vec::len).sum();
+    let cost = Cost::current();
+    cost.submit(&served.model.id);
     let waiting = inputs.into_iter().enumerate().collect();
     let mut window = Window { engine, asked, time_limit, waiting, running: Vec::new(), is_over: false };
     let outcome = window.work(&mut vectors).await;
     window.is_over = true;
     match outcome {
         Ok(cached_tokens) => {
+            cost.set(Totals { prompt_tokens, cached_tokens, ..Totals::default() }, Vec::new());
             tracing::info!(num_inputs = vectors.len(), cached_tokens, "embedded");
             Ok(vectors)
         }

@@ -31,20 +31,23 @@ pub(crate) const QUEUE_PAUSE: Duration = Duration::from_millis(50);
 
 /// What a generation costs in all, when it is complete.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Totals {
-    pub(crate) prompt_tokens: usize,
-    pub(crate) cached_tokens: usize,
-    pub(crate) completion_tokens: usize,
+pub struct Totals {
+    /// Tokens of all prompts.
+    pub prompt_tokens: usize,
+    /// Of those, the ones that the prefix cache spared.
+    pub cached_tokens: usize,
+    /// Tokens of all answers.
+    pub completion_tokens: usize,
     /// Of those, the ones that the model thought with, as far as its thoughts were told apart.
-    pub(crate) reasoning_tokens: usize,
+    pub reasoning_tokens: usize,
     /// Guesses of tokens that were verified.
-    pub(crate) guessed_tokens: usize,
+    pub guessed_tokens: usize,
     /// Of those, the ones that were right.
-    pub(crate) right_guesses: usize,
+    pub right_guesses: usize,
     /// Rows of attention computed a second time in its steps; only for one prompt, since prompts of a batch share steps.
-    pub(crate) recomputed_rows: Option<u64>,
+    pub recomputed_rows: Option<u64>,
     /// Where the time went; only for one prompt, since prompts of a batch overlap.
-    pub(crate) timings: Option<Timings>,
+    pub timings: Option<Timings>,
 }
 
 /// Text of a choice, the tokens it came with, and their log-probabilities if they were asked for.
@@ -124,6 +127,8 @@ pub(crate) struct Generation {
     totals: Totals,
     /// Of the prompts that are done.
     usages: Vec<Option<Usage>>,
+    /// Of the choices that are done.
+    finish_reasons: Vec<&'static str>,
     ended: bool,
     span: tracing::Span,
     /// Where the request's line in the log finds what it cost.
@@ -164,14 +169,21 @@ impl Generation {
             pause: None,
             totals: Totals::default(),
             usages: vec![None; prompts.len()],
+            finish_reasons: vec![""; prompts.len() * parameters.sampling.n],
             waiting: prompts.into_iter().enumerate().collect(),
             ended: false,
             span: tracing::Span::current(),
             cost: Cost::current(),
             _active: active,
         };
+        generation.cost.submit(&served.model.id);
         generation.submit_waiting()?;
         Ok(generation)
+    }
+
+    /// Notes that a choice ended with calls of tools, for who asks how requests end.
+    pub(crate) fn note_tool_calls(&mut self, choice: usize) {
+        self.finish_reasons[choice] = "tool_calls";
     }
 
     /// What a prompt cost with all its choices, once they are complete.
@@ -274,11 +286,13 @@ impl Generation {
                 }
                 Some(Event::Finished { choice, .. }) if self.prompt_only => {
                     let (choice, reason) = (first_choice + choice, FinishReason::Length);
+                    self.finish_reasons[choice] = reason.as_str();
                     Some(Ok(Output::Finished { choice, reason, piece: Piece::default() }))
                 }
                 Some(Event::Finished { choice, reason, text, tokens, logprobs }) => {
-                    let piece = Piece { text, tokens, logprobs };
-                    Some(Ok(Output::Finished { choice: first_choice + choice, reason, piece }))
+                    let (choice, piece) = (first_choice + choice, Piece { text, tokens, logprobs });
+                    self.finish_reasons[choice] = reason.as_str();
+                    Some(Ok(Output::Finished { choice, reason, piece }))
                 }
                 Some(Event::Done(usage)) => {
                     let done = self.running.swap_remove(index);
@@ -308,7 +322,7 @@ impl Generation {
 
     fn complete(&mut self) -> Output {
         self.ended = true;
-        self.cost.set(self.totals);
+        self.cost.set(self.totals, std::mem::take(&mut self.finish_reasons));
         Output::Totals(self.totals)
     }
 

@@ -3,13 +3,14 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use crate::access_log;
+use crate::access_log::{self, Listening};
 use crate::errors::ApiError;
+use crate::state::ServerState;
 
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -21,11 +22,12 @@ pub(crate) struct RequestId(pub(crate) Arc<str>);
 const MAX_ID_BYTES: usize = 128;
 
 /// Gives each request an id (the client's `x-request-id`, or a new one), a span for its logs, and a log line.
-pub(crate) async fn identify(mut request: Request, next: Next) -> Response {
+pub(crate) async fn identify(State(state): State<ServerState>, mut request: Request, next: Next) -> Response {
     let id = client_id(&request).unwrap_or_else(|| uuid::Uuid::new_v4().simple().to_string());
     request.extensions_mut().insert(RequestId(id.as_str().into()));
     let span = tracing::info_span!("request", %id);
-    let mut response = access_log::handle(request, next, span).await;
+    let listener = state.config().on_request.as_ref().map(|listener| Listening::to(&request, &id, listener));
+    let mut response = access_log::handle(request, next, span, listener).await;
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
@@ -63,7 +65,7 @@ mod tests {
         let app = Router::new()
             .route("/", get(panics))
             .layer(CatchPanicLayer::custom(panicked))
-            .layer(axum::middleware::from_fn(identify));
+            .layer(axum::middleware::from_fn_with_state(ServerState::new(), identify));
         let response = app.oneshot(Request::get("/").body(Body::empty()).unwrap()).await.unwrap();
         assert_eq!(response.status(), 500);
         assert!(response.headers().contains_key(REQUEST_ID));

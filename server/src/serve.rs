@@ -58,7 +58,7 @@ pub fn app(state: ServerState) -> Router {
         Some(origins) => router.layer(origins.layer()),
         None => router,
     };
-    router.layer(axum::middleware::from_fn(middleware::identify)).with_state(state)
+    router.layer(axum::middleware::from_fn_with_state(state.clone(), middleware::identify)).with_state(state)
 }
 
 /// Characters of a path that an error repeats.

@@ -171,7 +171,11 @@ impl Source for ChatStream {
                 }
                 Output::Finished { choice, reason, piece } => {
                     let piece = self.read(choice, piece, true);
-                    Output::Finished { choice, reason: self.ending(choice, reason), piece }
+                    let reason = self.ending(choice, reason);
+                    if reason == Ending::ToolCalls {
+                        self.generation.note_tool_calls(choice);
+                    }
+                    Output::Finished { choice, reason, piece }
                 }
                 Output::Totals(totals) => {
                     let reasoning_tokens = self.choices.iter().map(|choice| choice.reasoning_tokens).sum();

@@ -111,6 +111,11 @@ pub(crate) struct OperationArgs {
     #[arg(long, value_name = "SECONDS", value_parser = seconds, env = "TAPER_DRAIN_TIMEOUT")]
     pub(crate) drain_timeout: Option<Duration>,
 
+    /// Send a trace of each request to the OpenTelemetry collector at this URL, such as `http://localhost:4318` [default: what
+    /// OTEL_EXPORTER_OTLP_ENDPOINT says]. Only in programs that are built with `--features otlp`.
+    #[arg(long, value_name = "URL", env = "TAPER_OTLP_ENDPOINT")]
+    pub(crate) otlp_endpoint: Option<String>,
+
     /// A TOML file of settings: the long names of these flags, with - or _, and their values. Flags and variables override it.
     #[arg(long, value_name = "FILE", env = "TAPER_CONFIG")]
     pub(crate) config: Option<PathBuf>,
@@ -157,6 +162,7 @@ impl OperationArgs {
             cors: CorsOrigins::parse(&self.cors_origin).context("--cors-origin")?,
             rate_limit: self.rate_limit,
             tls,
+            on_request: None,
         })
     }
 }

@@ -7,6 +7,7 @@ use crate::output;
 use crate::progress::Bars;
 use crate::settings;
 use crate::signals;
+use crate::traces::Traces;
 use crate::unix_socket::{self, SocketFile};
 use anyhow::{Context, Result, bail};
 use indicatif::BinaryBytes;
@@ -40,10 +41,13 @@ async fn serve(args: ServeArgs) -> Result<()> {
     let mut signals = Signals::new()?;
     signals::survive_file_size_limit()?;
     // What can be wrong with keys and certificates should not wait for a model either.
-    let config = args.operation.server_config()?;
+    let mut config = args.operation.server_config()?;
+    // Dropped when all is over, it sends what is left.
+    let traces = Traces::start(&args.operation, &mut config)?;
     let is_encrypted = config.tls.is_some();
     let (socket, address) = open_socket(&args, is_encrypted).await?;
     output::status(&format!("listening on {address}, loading {}", args.model.model));
+    traces.announce();
     listen::allow_connections(args.operation.max_connections);
 
     let state = ServerState::with_config(config);
