@@ -10,7 +10,7 @@ import os
 
 import anthropic
 
-from checks import check, equal, expect, main, one_of, other_server, raises, request, settle
+from checks import PATIENCE, check, equal, expect, main, one_of, other_server, raises, request, settle
 
 ASK = [{"role": "user", "content": "Name three colours."}]
 WEATHER = {"name": "get_weather", "description": "The weather of a city now", "input_schema": {
@@ -29,7 +29,7 @@ class Context:
 
     @staticmethod
     def at(url, key="none"):
-        return anthropic.Anthropic(base_url=url, api_key=key, max_retries=0, timeout=60)
+        return anthropic.Anthropic(base_url=url, api_key=key, max_retries=0, timeout=60 * PATIENCE)
 
     def create(self, messages=None, **parameters):
         # The client no longer has parameters of sampling; servers do.

@@ -12,6 +12,7 @@ the others still run. Exit status 1 if any failed. `run.py` reads these lines. O
 import argparse
 import http.client
 import json
+import math
 import os
 import re
 import signal
@@ -20,7 +21,10 @@ import time
 import traceback
 import urllib.parse
 
+from taper_server import patience
+
 CHECKS = []
+PATIENCE = patience()
 # The longest reason that is printed.
 MOST_SHOWN = 400
 
@@ -107,7 +111,7 @@ def run(checks, prepared, only=None):
     for name, function, seconds in checks:
         if only and not re.search(only, name):
             continue
-        signal.alarm(seconds)
+        signal.alarm(math.ceil(seconds * PATIENCE))
         try:
             figures = function(prepared)
             line = f"ok   {name}: {figures}" if figures else f"ok   {name}"
@@ -137,7 +141,7 @@ def place(url):
 
 def request(url, method, path, body=None, headers=None, timeout=60):
     """One request on a connection of its own: status, headers in lower case, bytes. A body that is not bytes becomes JSON."""
-    connection = http.client.HTTPConnection(*place(url), timeout=timeout)
+    connection = http.client.HTTPConnection(*place(url), timeout=timeout * PATIENCE)
     try:
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
@@ -166,7 +170,7 @@ GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cac
 
 def settle(url, seconds=30):
     """Waits until nothing runs, waits or holds blocks."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * PATIENCE
     while True:
         now = metrics(url)
         busy = {name: now[name] for name in GAUGES if now[name] != 0}

@@ -16,7 +16,7 @@ import struct
 import threading
 import time
 
-from checks import check, equal, expect, main, memory_kib, metrics, place, request, settle
+from checks import PATIENCE, check, equal, expect, main, memory_kib, metrics, place, request, settle
 
 REFERENCE = {"prompt": "The capital of France is", "max_tokens": 24, "temperature": 0}
 FORM = {"type": "json_schema", "json_schema": {"name": "n", "schema": {
@@ -55,7 +55,7 @@ def check_whole(path, body, data):
 
 def perform(url, path, body, rng, point):
     """Sends a request and leaves at `point`, or stays (None) and checks the answer."""
-    connection = http.client.HTTPConnection(*place(url), timeout=120)
+    connection = http.client.HTTPConnection(*place(url), timeout=120 * PATIENCE)
     data = json.dumps(body).encode()
     try:
         connection.connect()
@@ -160,7 +160,7 @@ def _(t):
 
 @check("files_are_closed")
 def _(t):
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 40 * PATIENCE
     while t.open_files() > t.files and time.monotonic() < deadline:
         time.sleep(0.5)
     expect(t.open_files() <= t.files, f"{t.open_files()} open files, {t.files} before")

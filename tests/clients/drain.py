@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 
-from checks import check, equal, expect, main, one_of, request
+from checks import PATIENCE, check, equal, expect, main, one_of, request
 from taper_server import TaperServer, free_port, port_list
 
 TOKENS = 300
@@ -28,7 +28,7 @@ class Stream(threading.Thread):
 
     def run(self):
         host, port = self.url.removeprefix("http://").split(":")
-        connection = http.client.HTTPConnection(host, int(port), timeout=120)
+        connection = http.client.HTTPConnection(host, int(port), timeout=120 * PATIENCE)
         try:
             body = {"prompt": f"Story {self.number}:", "max_tokens": self.tokens, "temperature": 0, "ignore_eos": True, "stream": True,
                     "stream_options": {"include_usage": True}}
@@ -103,20 +103,20 @@ def at_once(t):
     """Eight streams, four of them waiting for a place, and SIGTERM; requests that come after it."""
     with t.server("at-once", "--max-batch", "4") as server:
         running = [Stream(server.url, number) for number in range(8)]
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 60 * PATIENCE
         while sum(stream.first.is_set() for stream in running) < 4 and time.monotonic() < deadline:
             time.sleep(0.005)
         begun = [stream for stream in running if stream.first.is_set()]
         server.signal(signal.SIGTERM)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 10 * PATIENCE
         while health(server.url) == 200 and time.monotonic() < deadline:
             time.sleep(0.01)
         turned = health(server.url)
         late = [Stream(server.url, 100 + number) for number in range(3)]
         for stream in [*late, *running]:
-            stream.join(120)
+            stream.join(120 * PATIENCE)
         try:
-            status = server.process.wait(30)
+            status = server.process.wait(30 * PATIENCE)
         except Exception:
             status = None
         return {"begun": begun, "waiting": [stream for stream in running if stream not in begun], "late": late, "turned": turned, "status": status, "errors": server.log_errors()}
@@ -155,27 +155,27 @@ def _(t):
 @functools.cache
 def delayed(t):
     """--drain-delay: /health turns, requests are still taken for three seconds, then refused."""
-    with t.server("delayed", "--drain-delay", "3") as server:
+    with t.server("delayed", "--drain-delay", str(round(3 * PATIENCE))) as server:
         running = Stream(server.url, 0, 400)
-        running.first.wait(60)
+        running.first.wait(60 * PATIENCE)
         server.signal(signal.SIGTERM)
         begun = time.monotonic()
-        while health(server.url) == 200 and time.monotonic() - begun < 2:
+        while health(server.url) == 200 and time.monotonic() - begun < 2 * PATIENCE:
             time.sleep(0.01)
         turned = (health(server.url), time.monotonic() - begun)
         early = Stream(server.url, 1, 20)
-        early.join(60)
+        early.join(60 * PATIENCE)
         taken_after = time.monotonic() - begun
         seen = watch_health(server, 60)
-        running.join(60)
-        return {"running": running, "early": early, "turned": turned, "taken_after": taken_after, "seen": seen, "status": server.process.wait(30)}
+        running.join(60 * PATIENCE)
+        return {"running": running, "early": early, "turned": turned, "taken_after": taken_after, "seen": seen, "status": server.process.wait(30 * PATIENCE)}
 
 
 @check("delayed.health_flips_first")
 def _(t):
     status, seconds = delayed(t)["turned"]
     equal(status, 503, "the status of /health after SIGTERM")
-    expect(seconds < 2, f"after {seconds:.1f} s")
+    expect(seconds < 2 * PATIENCE, f"after {seconds:.1f} s")
 
 
 @check("delayed.requests_are_still_taken")
@@ -204,18 +204,18 @@ def loaded(t):
                 stream = Stream(server.url, f"{number}.{turn}", 24)
                 with lock:
                     streams.append(stream)
-                stream.join(120)
+                stream.join(120 * PATIENCE)
                 if stream.status != 200:
                     return
 
         threads = [threading.Thread(target=client, args=(number,), daemon=True) for number in range(16)]
         for thread in threads:
             thread.start()
-        time.sleep(3)
+        time.sleep(3 * PATIENCE)
         server.signal(signal.SIGTERM)
         for thread in threads:
-            thread.join(120)
-        return {"streams": streams, "status": server.process.wait(30)}
+            thread.join(120 * PATIENCE)
+        return {"streams": streams, "status": server.process.wait(30 * PATIENCE)}
 
 
 @check("loaded.nothing_is_cut")
@@ -237,13 +237,13 @@ def _(t):
 def _(t):
     with t.server("twice") as server:
         stream = Stream(server.url, 0, 4000)
-        stream.first.wait(60)
+        stream.first.wait(60 * PATIENCE)
         server.signal(signal.SIGTERM)
         time.sleep(0.3)
         expect(server.process.poll() is None, "the first signal did not wait for the stream")
         server.signal(signal.SIGTERM)
         begun = time.monotonic()
-        one_of(server.process.wait(10), (130, 143, 1), "the exit status")
+        one_of(server.process.wait(10 * PATIENCE), (130, 143, 1), "the exit status")
         return f"{time.monotonic() - begun:.2f} s"
 
 
@@ -251,10 +251,10 @@ def _(t):
 def _(t):
     with t.server("timeout", "--drain-timeout", "1") as server:
         stream = Stream(server.url, 0, 4000)
-        stream.first.wait(60)
+        stream.first.wait(60 * PATIENCE)
         begun = time.monotonic()
         server.signal(signal.SIGTERM)
-        server.process.wait(15)
+        server.process.wait(15 * PATIENCE)
         seconds = time.monotonic() - begun
         expect(seconds > 0.9, f"it ended after {seconds:.1f} s already")
         return f"{seconds:.1f} s"
@@ -268,7 +268,7 @@ def _(t):
         keep.getresponse().read()
         begun = time.monotonic()
         server.signal(signal.SIGTERM)
-        equal(server.process.wait(15), 0, "the exit status, with an idle connection")
+        equal(server.process.wait(15 * PATIENCE), 0, "the exit status, with an idle connection")
         keep.close()
         return f"{time.monotonic() - begun:.2f} s"
 

@@ -8,7 +8,7 @@ import pathlib
 import subprocess
 import sys
 
-from checks import CHECKS, Failed, expect, main, request
+from checks import CHECKS, PATIENCE, Failed, expect, main, request
 
 FORMATS = ("openai-chat", "open-responses", "anthropic")
 # What no model here can do, or what the tests themselves call advisory: images, thoughts of models that have none, compaction.
@@ -19,8 +19,8 @@ def results(args, api):
     """The package's results for one format, by test."""
     name = json.loads(request(args.base_url, "GET", "/v1/models")[2])["data"][0]["id"]
     program = pathlib.Path(sys.executable).parent / "llm-comply"
-    command = [str(program), "--format", api, "--base-url", f"{args.base_url}/v1", "--api-key", "none", "--model", name, "--json", "--timeout", "60"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    command = [str(program), "--format", api, "--base-url", f"{args.base_url}/v1", "--api-key", "none", "--model", name, "--json", "--timeout", str(round(60 * PATIENCE))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600 * PATIENCE)
     try:
         found = json.loads(done.stdout)
         return {row["id"]: row for row in (found["results"] if isinstance(found, dict) else found)}

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 
-from checks import Failed, check, expect, main, request
+from checks import PATIENCE, Failed, check, expect, main, request
 
 TASKS = pathlib.Path(__file__).resolve().parent / "lm_eval_tasks"
 FIGURES = (("taper_choice", "acc"), ("taper_choice", "acc_norm"), ("taper_greedy", "exact_match"))
@@ -33,7 +33,7 @@ class Harness:
     def python(self, *arguments, seconds=1800):
         """Runs the interpreter that has the packages."""
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        done = subprocess.run([sys.executable, *arguments], cwd=TASKS, capture_output=True, text=True, timeout=seconds, env=environment)
+        done = subprocess.run([sys.executable, *arguments], cwd=TASKS, capture_output=True, text=True, timeout=seconds * PATIENCE, env=environment)
         if done.returncode:
             raise Failed(f"{arguments[:4]} ended with {done.returncode}: {' '.join(done.stderr.strip().splitlines()[-2:])}")
 

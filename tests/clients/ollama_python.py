@@ -10,7 +10,7 @@ from typing import Literal
 import ollama
 import pydantic
 
-from checks import check, equal, expect, main, raises, settle
+from checks import PATIENCE, check, equal, expect, main, raises, settle
 
 CHAT = [{"role": "user", "content": "Name three colours."}]
 OPTIONS = {"temperature": 0, "num_predict": 16}
@@ -29,7 +29,7 @@ class Context:
 
     def __init__(self, args):
         self.url = args.base_url
-        self.client = ollama.Client(host=self.url, timeout=60)
+        self.client = ollama.Client(host=self.url, timeout=60 * PATIENCE)
         listed = self.client.list().models
         self.name = listed[0].model if listed else "default"
 
@@ -98,7 +98,7 @@ def _(t):
 @check("chat.async")
 def _(t):
     async def eight():
-        client = ollama.AsyncClient(host=t.url, timeout=60)
+        client = ollama.AsyncClient(host=t.url, timeout=60 * PATIENCE)
         return await asyncio.gather(*(client.chat(model=t.name, messages=CHAT, options=OPTIONS) for _ in range(8)))
     equal(len({answer.message.content for answer in asyncio.run(eight())}), 1, "the number of different texts")
 

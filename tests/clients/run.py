@@ -133,7 +133,7 @@ def run_script(name, script, args, work, logs, report):
                                      stdout=subprocess.PIPE, stderr=errors, text=True, errors="replace",
                                      start_new_session=True, env=environment)
         stack.callback(end, child)
-        timer = threading.Timer(script.seconds, end, [child])
+        timer = threading.Timer(script.seconds * args.patience, end, [child])
         timer.daemon = True
         timer.start()
         told, failed = 0, 0
@@ -185,10 +185,13 @@ def main():
     parser.add_argument("--only", metavar="REGEX", help="only checks whose names match")
     parser.add_argument("--pass-on", action="append", default=[], metavar="ARG",
                         help="an argument for the scripts, such as --pass-on=--count=500; --help of a script lists its own")
+    parser.add_argument("--patience", type=float, default=1, metavar="FACTOR",
+                        help="multiplies the time that checks and clients have, for a machine that is busy with other things [default: %(default)s]")
     args = parser.parse_args()
     unknown = [name for name in args.names if name not in SCRIPTS]
     if unknown:
         parser.error(f"there is no script {unknown[0]!r}; there are {', '.join(SCRIPTS)}")
+    os.environ["CLIENTS_PATIENCE"] = str(args.patience)
     args.taper, args.model, work = str(pathlib.Path(args.taper).resolve()), str(pathlib.Path(args.model).resolve()), args.work.resolve()
     logs = work / "logs"
     logs.mkdir(parents=True, exist_ok=True)

@@ -5,12 +5,14 @@
 
 A check for each operation. Its report (junit.xml) is left under the working folder.
 """
+import json
+import os
 import pathlib
 import subprocess
 import sys
 import xml.etree.ElementTree
 
-from checks import CHECKS, equal, expect, main, request, settle
+from checks import CHECKS, PATIENCE, equal, expect, main, request, settle
 
 RULES = "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,response_schema_conformance"
 
@@ -24,10 +26,13 @@ def prepare(args):
     report.unlink(missing_ok=True)
     program = pathlib.Path(sys.executable).parent / "schemathesis"
     command = [str(program), "run", f"{args.base_url}/openapi.json", "--checks", RULES, "--max-examples", str(args.cases), "--seed", str(args.seed),
-               "--continue-on-failure", "--request-timeout", "60", "--suppress-health-check", "all", "--warnings", "off", "--no-shrink",
+               "--continue-on-failure", "--request-timeout", str(60 * PATIENCE), "--suppress-health-check", "all", "--warnings", "off", "--no-shrink",
                "--report", "junit", "--report-junit-path", str(report), "--phases", args.phases]
+    name = json.loads(request(args.base_url, "GET", "/v1/models")[2])["data"][0]["id"]
+    environment = {**os.environ, "CLIENTS_MODEL": name, "SCHEMATHESIS_HOOKS": "schemathesis_hooks",
+                   "PYTHONPATH": str(pathlib.Path(__file__).resolve().parent)}
     with open(folder / "output.txt", "w", encoding="utf-8") as output:
-        done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, timeout=3500, cwd=folder)
+        done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, timeout=3500 * PATIENCE, cwd=folder, env=environment)
     text = (folder / "output.txt").read_text(encoding="utf-8", errors="replace")
     if not report.exists():
         CHECKS.append(("schemathesis", lambda _: expect(False, f"it ended with {done.returncode}: {text[-300:]}"), 10))

@@ -11,6 +11,11 @@ HOST = "127.0.0.1"
 START_SECONDS = 120
 
 
+def patience():
+    """What times are multiplied by, for a machine that is busy with other things (--patience of run.py)."""
+    return float(os.environ.get("CLIENTS_PATIENCE") or 1)
+
+
 class DidNotStart(Exception):
     """The server is not there; the reason is the end of its log."""
 
@@ -57,7 +62,7 @@ class TaperServer:
 
     def wait_until_ready(self, is_tls=False):
         """Until /health is 200; with TLS, until the port is open."""
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + START_SECONDS * patience()
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
                 if is_tls:
@@ -91,7 +96,7 @@ class TaperServer:
         if self.process.poll() is None:
             self.process.terminate()
         try:
-            return self.process.wait(seconds)
+            return self.process.wait(seconds * patience())
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

@@ -7,7 +7,7 @@
 import OpenAI from 'openai';
 import { zodResponseFormat } from 'openai/helpers/zod';
 import { z } from 'zod';
-import { check, equal, expect, main, otherServer, rejects } from './checks.mjs';
+import { PATIENCE, check, equal, expect, main, otherServer, rejects } from './checks.mjs';
 
 const CHAT = [{ role: 'user', content: 'Name three colours.' }];
 const ASK = [{ role: 'user', content: 'What is the weather in Paris, in celsius?' }];
@@ -27,7 +27,7 @@ const WEATHER = {
 };
 const City = z.object({ name: z.string().max(12), is_capital: z.boolean(), climate: z.enum(['warm', 'cold']) });
 
-const at = (url, apiKey = 'none', settings = {}) => new OpenAI({ baseURL: `${url}/v1`, apiKey, maxRetries: 0, timeout: 60_000, ...settings });
+const at = (url, apiKey = 'none', settings = {}) => new OpenAI({ baseURL: `${url}/v1`, apiKey, maxRetries: 0, timeout: 60_000 * PATIENCE, ...settings });
 
 async function prepare(args) {
   const client = at(args['base-url']);
@@ -90,7 +90,7 @@ check('chat.abort', async ({ client, model, args }) => {
   const stream = await client.chat.completions.create({ model, messages: CHAT, max_tokens: 2000, stream: true, ignore_eos: true });
   for await (const _ of stream) break;
   stream.controller.abort();
-  for (let attempt = 0; attempt < 100; attempt++) {
+  for (let attempt = 0; attempt < 100 * PATIENCE; attempt++) {
     const text = await (await fetch(`${args['base-url']}/metrics`)).text();
     if (/vllm:num_requests_running\{[^}]*\} 0(\.0)?$/m.test(text)) return;
     await new Promise((resolve) => setTimeout(resolve, 100));
