@@ -19,6 +19,7 @@ pub use calibration::{Calibration, HeadCalibration, LayerCalibration};
 pub use config::ModelConfig;
 pub use error::Error;
 pub use llama::{Llama, LoadOptions, LoadProgress};
+pub use memory::available_bytes;
 pub use pooling::{Pooler, Pooling, normalize};
 pub use softmax::{AttendedRows, ModelSoftmax};
 pub use step::{LogitRows, Logits, SequenceSlice};

@@ -36,6 +36,8 @@ pub struct LoadOptions {
     pub num_blocks: Option<usize>,
     /// Bytes of the KV cache, of which whole blocks are made, where `num_blocks` says nothing.
     pub kv_cache_bytes: Option<usize>,
+    /// Bytes of memory that the defaults above go by, instead of a quarter of what is free.
+    pub kv_cache_limit: Option<usize>,
     /// Most rows (tokens of all sequences) of one step.
     pub max_rows: usize,
     /// Most rows of one step that need logits.
@@ -54,6 +56,7 @@ impl Default for LoadOptions {
             context_len: None,
             num_blocks: None,
             kv_cache_bytes: None,
+            kv_cache_limit: None,
             max_rows: 512,
             max_logit_rows: 64,
             kv_dtype: KvDtype::default(),

@@ -30,7 +30,8 @@ pub(crate) fn plan(
     available_bytes: usize,
 ) -> Result<Plan, Error> {
     let blocks_in = |bytes: usize| (bytes / block_bytes.max(1)).min(MOST_BLOCKS);
-    let affordable = blocks_in(options.kv_cache_bytes.unwrap_or(available_bytes / 4));
+    let limit = options.kv_cache_limit.unwrap_or(available_bytes / 4);
+    let affordable = blocks_in(options.kv_cache_bytes.unwrap_or(limit));
     if options.kv_cache_bytes.is_some() && affordable == 0 {
         return Err(Error::BadOption(format!(
             "a KV cache of {} bytes holds nothing: one block of {BLOCK_SIZE} positions takes {block_bytes}",
@@ -62,9 +63,13 @@ pub(crate) fn plan(
         None => {
             let fitting = usable.min(LEAST_CONTEXT.max(affordable * BLOCK_SIZE)).min(MOST_DEFAULT_CONTEXT);
             if fitting < usable {
+                let share = match options.kv_cache_limit {
+                    Some(_) => "its share of the memory",
+                    None => "a quarter of the free memory",
+                };
                 notes.push(format!(
-                    "the context is limited to {fitting} of {usable} positions, so that its cache takes at most a quarter \
-                     of the free memory and {MOST_DEFAULT_CONTEXT} positions; a larger context can be asked for"
+                    "the context is limited to {fitting} of {usable} positions, so that its cache takes at most {share} \
+                     and {MOST_DEFAULT_CONTEXT} positions; a larger context can be asked for"
                 ));
             }
             fitting
@@ -94,7 +99,7 @@ pub(crate) fn plan(
 const MOST_BLOCKS: usize = (u32::MAX as usize + 1) / BLOCK_SIZE;
 
 /// Bytes that can be allocated without swapping, as Linux estimates them; 4 GiB where nobody says.
-pub(crate) fn available_bytes() -> usize {
+pub fn available_bytes() -> usize {
     std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| parse_available(&text)).unwrap_or(4 << 30)
 }
 
@@ -152,6 +157,17 @@ mod tests {
         assert_eq!((plan.context_len, plan.num_blocks), (6400, 100));
         assert!(plan.notes[0].contains("6400 of 131072"), "{:?}", plan.notes);
         assert_eq!(planned(&config(131_072, None), None, None, 1).context_len, LEAST_CONTEXT);
+    }
+
+    #[test]
+    fn a_share_of_the_memory_decides_instead_of_what_is_free() {
+        let sized = |blocks| {
+            let options = LoadOptions { kv_cache_limit: Some(blocks * BLOCK_BYTES), ..LoadOptions::default() };
+            plan(&config(8192, None), &options, BLOCK_BYTES, 1).unwrap()
+        };
+        assert_eq!((sized(100_000).context_len, sized(100_000).num_blocks), (8192, 4 * 128));
+        assert_eq!((sized(100).context_len, sized(100).num_blocks), (6400, 100));
+        assert!(sized(100).notes[0].contains("its share"), "{:?}", sized(100).notes);
     }
 
     #[test]

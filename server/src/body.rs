@@ -1,7 +1,12 @@
 //! Reading a request body: at most so many bytes, at most so long, and only JSON that is cheap to hold.
 
+use std::borrow::Cow;
+use std::fmt;
+
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, header};
+use serde::Deserializer as _;
+use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
 use tokio::time::{Instant, timeout_at};
 use tokio_stream::StreamExt;
@@ -95,6 +100,41 @@ pub(crate) fn parse_object(bytes: &[u8]) -> Result<Map<String, Value>, ApiError>
     }
 }
 
+/// The name in the field `model` of a body, as [`parse_object`] would have it; `None` where there is none, or no object. The rest
+/// is passed over.
+pub(crate) fn model_of(bytes: &[u8]) -> Option<String> {
+    if count_values(bytes) > MAX_JSON_VALUES {
+        return None;
+    }
+    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+    let name = deserializer.deserialize_map(ModelName).ok()?;
+    deserializer.end().ok()?;
+    name
+}
+
+/// Takes the field from an object; of several the last, as everywhere.
+struct ModelName;
+
+impl<'de> Visitor<'de> for ModelName {
+    type Value = Option<String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Option<String>, M::Error> {
+        let mut name = None;
+        while let Some(key) = map.next_key::<Cow<'de, str>>()? {
+            if key == "model" {
+                name = map.next_value::<Value>()?.as_str().map(str::to_owned);
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(name)
+    }
+}
+
 /// How many values the text can hold at most: one more than its commas, colons and opening brackets outside strings.
 fn count_values(text: &[u8]) -> usize {
     let mut values = 1;
@@ -159,6 +199,26 @@ mod tests {
     fn many_values_are_refused_before_they_take_memory() {
         let text = format!("{{\"a\": [{}0]}}", "0,".repeat(MAX_JSON_VALUES));
         assert!(refusal(text.as_bytes()).contains("JSON values"));
+    }
+
+    #[test]
+    fn the_model_of_a_body_is_what_its_field_says() {
+        for (text, model) in [
+            (r#"{"a": {"model": "no"}, "model": "yes", "b": [{}]}"#, Some("yes")),
+            (r#"{"model": "a", "model": "b"}"#, Some("b")),
+            (r#"{"model": "a", "model": 5}"#, None),
+            (r#"{"mo\u0064el": "\u0061/b"}"#, Some("a/b")),
+            (r#"{"model": null}"#, None),
+            (r#"{"model": "a""#, None),
+            (r#"{"model": "a"} {}"#, None),
+            (r#"["model", "a"]"#, None),
+            ("", None),
+        ] {
+            assert_eq!(model_of(text.as_bytes()).as_deref(), model, "{text}");
+            let object = parse_object(text.as_bytes()).ok();
+            let parsed = object.as_ref().and_then(|object| object.get("model")?.as_str());
+            assert_eq!(parsed, model, "{text}");
+        }
     }
 
     #[test]

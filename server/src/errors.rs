@@ -144,9 +144,12 @@ impl ApiError {
             .retry_after(seconds)
     }
 
-    /// 404: no model of that name here.
-    pub fn model_not_found(asked: &str, served: &str) -> Self {
-        let message = format!("model {asked} is not served here; this server has \"{served}\" (also as \"default\")");
+    /// 404: no model of that name here, but these, of which the first is the default.
+    pub fn model_not_found(asked: &str, served: &[&str]) -> Self {
+        let (first, others) = served.split_first().unwrap_or((&"none", &[]));
+        let others: String = others.iter().map(|other| format!(", \"{other}\"")).collect();
+        let message =
+            format!("model {asked} is not served here; this server has \"{first}\" (also as \"default\"){others}");
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).param("model").code("model_not_found")
     }
 
@@ -212,6 +215,20 @@ impl ApiError {
     /// 503: the model did not load or its engine has stopped; only a restart helps, so there is no Retry-After.
     pub fn failed(reason: &str) -> Self {
         Self::unavailable(format!("the model is not available: {reason}"), "model_failed")
+    }
+
+    /// 503: the model `id` could not be loaded; after `left` the next request has it tried again.
+    pub fn load_failed(id: &str, reason: &str, left: Duration) -> Self {
+        let seconds = left.as_millis().div_ceil(1000) as u64;
+        let message = format!("the model \"{id}\" cannot be loaded: {reason}; it is tried again after {seconds} s");
+        Self::unavailable(message, "model_failed").retry_after(seconds)
+    }
+
+    /// 503: the model `id` is asked about, and it is not loaded.
+    pub fn not_loaded(id: &str) -> Self {
+        let message =
+            format!("the model \"{id}\" is not loaded, so there is nothing to tell; its next request loads it");
+        Self::unavailable(message, "model_not_loaded")
     }
 
     fn unavailable(message: String, code: &'static str) -> Self {

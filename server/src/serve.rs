@@ -5,7 +5,7 @@
 //!
 //! Stopping: for `drain_delay` only `/health` says so, so that nobody is sent here any more. Then new requests get 503 with
 //! `Connection: close` (the socket keeps accepting for that, so that a client hears a reason instead of a refused
-//! connection), running answers are finished and flushed, for `drain_timeout` at most, the engine is drained, [`run`] returns
+//! connection), running answers are finished and flushed, for `drain_timeout` at most, the engines are drained, [`run`] returns
 //! and the socket closes.
 
 use std::future::Future;
@@ -135,14 +135,11 @@ pub async fn run(
     Ok(())
 }
 
-/// Waits for the running requests, then for the engine, then (not for long) for the connections.
+/// Waits for the running requests, then for the engines, then (not for long) for the connections.
 async fn finish(state: &ServerState, all_closed: impl Future<Output = ()>) {
     let drained = async {
         state.idle().await;
-        if let Some(engine) = state.engine() {
-            engine.drain();
-            engine.drained().await;
-        }
+        state.models().end().await;
     };
     let mut all_closed = pin!(all_closed);
     let mut drained = pin!(drained);

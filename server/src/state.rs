@@ -1,8 +1,8 @@
-//! What the handlers share with the program around them: which model is served, and whether requests are taken.
+//! What the handlers share with the program around them: which models are served, and whether requests are taken.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use taper_engine::EngineHandle;
 use taper_text::{ChatTemplate, GrammarCompiler, Tokenizer};
@@ -12,6 +12,7 @@ use crate::chat::Dialect;
 use crate::config::ServerConfig;
 use crate::errors::ApiError;
 use crate::facts::{ServerFacts, Throughput};
+use crate::models::{DeclaredModel, Lease, ModelLimits, ModelLoader, Models};
 use crate::rate_limit::RateLimiter;
 use crate::timeouts::Timeouts;
 use crate::work::Work;
@@ -48,30 +49,42 @@ pub(crate) struct Served {
     pub(crate) grammars: Arc<GrammarCompiler>,
     /// How it writes thoughts and calls of tools.
     pub(crate) dialect: Dialect,
+    throughput: Mutex<Throughput>,
 }
 
 impl Served {
+    /// Derives what is to be derived.
+    pub(crate) fn new(model: ServedModel) -> Self {
+        let vocab_size = u32::try_from(model.tokenizer.vocab_size()).unwrap_or(u32::MAX);
+        let longest_token_bytes =
+            (0..vocab_size).filter_map(|id| model.tokenizer.token_text(id)).map(str::len).max().unwrap_or(1);
+        let grammars = Arc::new(GrammarCompiler::new(Arc::clone(&model.tokenizer)));
+        let prepared = Arc::clone(&grammars);
+        // The first request with a form should not wait for the vocabulary; if no thread can be had, it does.
+        let _ =
+            std::thread::Builder::new().name("taper-grammar-vocabulary".to_owned()).spawn(move || prepared.prepare());
+        let dialect = Dialect::of(model.template.as_ref(), &model.tokenizer);
+        Self { model, longest_token_bytes, grammars, dialect, throughput: Mutex::new(Throughput::new()) }
+    }
+
     /// Ids that a request may name are below it.
     pub(crate) fn vocab_size(&self) -> usize {
         self.model.tokenizer.vocab_size().min(self.model.engine.limits().vocab_size)
     }
-}
 
-enum Phase {
-    Loading(String),
-    Ready(Arc<Served>),
-    Failed(String),
+    /// Tokens generated per second since this was asked before, where that was at least a second ago.
+    pub(crate) fn throughput(&self) -> f64 {
+        let mut throughput = self.throughput.lock().unwrap_or_else(PoisonError::into_inner);
+        throughput.read(std::time::Instant::now(), self.model.engine.metrics().num_generated())
+    }
 }
 
 struct Shared {
-    phase: RwLock<Phase>,
+    models: Models,
     /// `/health` says that the server stops, so that no more requests are sent to it.
     stopping: AtomicBool,
     /// Those that come nevertheless are refused.
     draining: AtomicBool,
-    aliases: RwLock<Vec<String>>,
-    facts: RwLock<Arc<ServerFacts>>,
-    throughput: Mutex<Throughput>,
     active: watch::Sender<usize>,
     logged: Mutex<BTreeSet<String>>,
     config: ServerConfig,
@@ -103,12 +116,9 @@ impl ServerState {
     /// [`ServerState::new`] with other settings.
     pub fn with_config(config: ServerConfig) -> Self {
         Self(Arc::new(Shared {
-            phase: RwLock::new(Phase::Loading("starting".to_owned())),
+            models: Models::new(),
             stopping: AtomicBool::new(false),
             draining: AtomicBool::new(false),
-            aliases: RwLock::new(Vec::new()),
-            facts: RwLock::default(),
-            throughput: Mutex::new(Throughput::new()),
             active: watch::Sender::new(0),
             logged: Mutex::new(BTreeSet::new()),
             rate_limiter: config.rate_limit.map(RateLimiter::new),
@@ -117,41 +127,46 @@ impl ServerState {
         }))
     }
 
-    /// Says what the loading is at, for `/health` and for refused requests.
+    /// Says what the loading of the first model is at, for `/health` and for refused requests.
     pub fn set_loading_reason(&self, reason: impl Into<String>) {
-        let mut phase = self.0.phase.write().unwrap_or_else(PoisonError::into_inner);
-        if let Phase::Loading(current) = &mut *phase {
-            *current = reason.into();
-        }
+        self.0.models.tell(0, reason.into());
     }
 
-    /// Begins to serve `model`.
+    /// Says which models there are and how they are loaded, where the program does not bring one by
+    /// [`ServerState::set_ready`]. The first is loaded by [`ServerState::load_first`], others by requests.
+    ///
+    /// # Panics
+    /// When there are no models.
+    pub fn declare(&self, models: Vec<DeclaredModel>, limits: ModelLimits, loader: Arc<dyn ModelLoader>) {
+        self.0.models.declare(models, limits, loader);
+    }
+
+    /// Loads the first model that was declared and begins to serve; its engine. Blocks.
+    ///
+    /// # Errors
+    /// What the loader says; requests are refused with it.
+    pub fn load_first(&self) -> Result<EngineHandle, String> {
+        self.0.models.load_first()
+    }
+
+    /// Begins to serve `model`, as the first one.
     pub fn set_ready(&self, model: ServedModel) {
-        let vocab_size = u32::try_from(model.tokenizer.vocab_size()).unwrap_or(u32::MAX);
-        let longest_token_bytes =
-            (0..vocab_size).filter_map(|id| model.tokenizer.token_text(id)).map(str::len).max().unwrap_or(1);
-        let grammars = Arc::new(GrammarCompiler::new(Arc::clone(&model.tokenizer)));
-        let prepared = Arc::clone(&grammars);
-        // The first request with a form should not wait for the vocabulary; if no thread can be had, it does.
-        let _ =
-            std::thread::Builder::new().name("taper-grammar-vocabulary".to_owned()).spawn(move || prepared.prepare());
-        let dialect = Dialect::of(model.template.as_ref(), &model.tokenizer);
-        self.set_phase(Phase::Ready(Arc::new(Served { model, longest_token_bytes, grammars, dialect })));
+        self.0.models.set_first(model);
     }
 
-    /// Other names of the served model that requests may use, besides its id and "default".
+    /// Other names of the first model that requests may use, besides its id and "default".
     pub fn set_aliases(&self, aliases: Vec<String>) {
-        *self.0.aliases.write().unwrap_or_else(PoisonError::into_inner) = aliases;
+        self.0.models.set_first_aliases(aliases);
     }
 
-    /// What `/server_info`, `/props` and `/v1/models` tell besides what the served model says of itself.
+    /// What `/server_info`, `/props` and `/v1/models` tell besides what the first model says of itself.
     pub fn set_facts(&self, facts: ServerFacts) {
-        *self.0.facts.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(facts);
+        self.0.models.set_first_facts(facts);
     }
 
-    /// The model could not be loaded, or has broken; requests are refused with the reason.
+    /// The first model could not be loaded, or has broken; requests are refused with the reason.
     pub fn set_failed(&self, reason: impl Into<String>) {
-        self.set_phase(Phase::Failed(reason.into()));
+        self.0.models.fail_first(reason.into());
     }
 
     /// Reads the files again that may change while the server runs: API keys, certificate and key. What cannot be used is
@@ -180,9 +195,10 @@ impl ServerState {
         self.0.stopping.store(true, Ordering::SeqCst);
     }
 
-    /// Takes no more requests; those that run go on.
+    /// Takes no more requests; those that run go on. Those that wait for a model to be loaded are refused.
     pub fn set_draining(&self) {
         self.0.draining.store(true, Ordering::SeqCst);
+        self.0.models.close();
     }
 
     /// How many generation requests are being worked on, from the reading of the body to the last byte of the answer.
@@ -194,10 +210,6 @@ impl ServerState {
     pub async fn idle(&self) {
         // An error would mean that the sender is gone, and `self` holds it.
         let _ = self.0.active.subscribe().wait_for(|count| *count == 0).await;
-    }
-
-    fn set_phase(&self, phase: Phase) {
-        *self.0.phase.write().unwrap_or_else(PoisonError::into_inner) = phase;
     }
 
     pub(crate) fn config(&self) -> &ServerConfig {
@@ -216,44 +228,33 @@ impl ServerState {
         &self.0.work
     }
 
-    /// The engine, once there is one.
-    pub(crate) fn engine(&self) -> Option<EngineHandle> {
-        match &*self.0.phase.read().unwrap_or_else(PoisonError::into_inner) {
-            Phase::Ready(served) => Some(served.model.engine.clone()),
-            Phase::Loading(_) | Phase::Failed(_) => None,
-        }
+    /// The models.
+    pub(crate) fn models(&self) -> &Models {
+        &self.0.models
     }
 
-    /// The served model, or why there is none.
+    /// The first model, or while that is not loaded the one that was used last, or why there is none.
     pub(crate) fn served(&self) -> Result<Arc<Served>, ApiError> {
-        let phase = self.0.phase.read().unwrap_or_else(PoisonError::into_inner);
-        match &*phase {
-            Phase::Ready(served) => Ok(served.clone()),
-            Phase::Loading(reason) => Err(ApiError::loading(reason)),
-            Phase::Failed(reason) => Err(ApiError::failed(reason)),
-        }
+        self.0.models.served(None)
     }
 
-    /// The served model if a new request may be sent to it.
-    pub(crate) fn admit(&self) -> Result<Arc<Served>, ApiError> {
+    /// Whether a new request may come.
+    pub(crate) fn check_open(&self) -> Result<(), ApiError> {
         if self.is_draining() {
             return Err(ApiError::draining());
         }
-        self.served()
+        self.0.models.check_open()
     }
 
-    /// The model that `/health` speaks of, if it is well. An engine that is not healthy still gets requests, since a step that succeeds makes it healthy
-    /// again; a thread that has ended refuses them itself.
-    pub(crate) fn health(&self) -> Result<Arc<Served>, ApiError> {
+    /// Whether the first model, which `/health` speaks of, is well; then whether its answers are the same in any company. An engine
+    /// that is not healthy still gets requests, since a step that succeeds makes it healthy again; a thread that has ended
+    /// refuses them itself.
+    pub(crate) fn health(&self) -> Result<bool, ApiError> {
         if self.0.stopping.load(Ordering::SeqCst) {
             return Err(ApiError::draining());
         }
-        let served = self.admit()?;
-        if served.model.engine.is_healthy() {
-            Ok(served)
-        } else {
-            Err(ApiError::failed("its last steps failed; the log has the reason"))
-        }
+        self.check_open()?;
+        self.0.models.first_is_well()
     }
 
     /// Whether the server is stopping.
@@ -263,25 +264,13 @@ impl ServerState {
 
     /// Whether `name` is one of the names of the model `id`.
     pub(crate) fn answers_to(&self, id: &str, name: &str) -> bool {
-        let aliases = self.0.aliases.read().unwrap_or_else(PoisonError::into_inner);
-        name == id || name == "default" || aliases.iter().any(|alias| alias == name)
-    }
-
-    /// What [`ServerState::set_facts`] said.
-    pub(crate) fn facts(&self) -> Arc<ServerFacts> {
-        Arc::clone(&self.0.facts.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Tokens generated per second since this was asked before, where that was at least a second ago.
-    pub(crate) fn throughput(&self, num_generated: u64) -> f64 {
-        let mut throughput = self.0.throughput.lock().unwrap_or_else(PoisonError::into_inner);
-        throughput.read(std::time::Instant::now(), num_generated)
+        self.0.models.answers_to(id, name)
     }
 
     /// Counts a generation request until the guard is dropped.
     pub(crate) fn begin(&self) -> ActiveGuard {
         self.0.active.send_modify(|count| *count += 1);
-        ActiveGuard(self.clone())
+        ActiveGuard { state: self.clone(), lease: None }
     }
 
     /// True the first time it is asked about `name`.
@@ -292,10 +281,22 @@ impl ServerState {
 }
 
 /// A generation request being worked on.
-pub(crate) struct ActiveGuard(ServerState);
+pub(crate) struct ActiveGuard {
+    state: ServerState,
+    /// Its hold on its model.
+    lease: Option<Lease>,
+}
+
+impl ActiveGuard {
+    /// Keeps the model loaded for as long as the request is worked on.
+    pub(crate) fn hold(&mut self, lease: Lease) {
+        self.lease = Some(lease);
+    }
+}
 
 impl Drop for ActiveGuard {
     fn drop(&mut self) {
-        self.0.0.active.send_modify(|count| *count -= 1);
+        self.lease = None;
+        self.state.0.active.send_modify(|count| *count -= 1);
     }
 }

@@ -13,9 +13,9 @@ use crate::errors::ApiError;
 pub(crate) struct TimeLimit(Option<(Duration, Instant)>);
 
 impl TimeLimit {
-    /// It begins now.
-    pub(crate) fn start(limit: Option<Duration>) -> Self {
-        Self(limit.and_then(|limit| Some((limit, Instant::now().checked_add(limit)?))))
+    /// It began then.
+    pub(crate) fn since(begin: Instant, limit: Option<Duration>) -> Self {
+        Self(limit.and_then(|limit| Some((limit, begin.checked_add(limit)?))))
     }
 
     /// What is left of it; zero when it is over.

@@ -6,6 +6,7 @@ mod device;
 mod doctor;
 mod engine;
 mod kv;
+mod models;
 mod operation;
 mod quantization;
 mod run;
@@ -19,6 +20,7 @@ pub(crate) use device::{Device, DeviceArgs};
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use engine::EngineArgs;
 pub(crate) use kv::KvKind;
+pub(crate) use models::{ModelNames, SeveralArgs};
 pub(crate) use operation::OperationArgs;
 pub(crate) use quantization::QuantizationKind;
 pub(crate) use run::{FormArgs, RunArgs};
@@ -311,15 +313,21 @@ impl SamplingArgs {
 /// `taper serve`
 #[derive(Debug, Args)]
 #[command(
+    mut_arg("model", models::several),
     after_help = "SIGTERM and Ctrl-C finish the running requests, then stop; a second one stops at once. SIGHUP reads keys and certificate again.\nEvery flag but --print-config is also a variable, TAPER_ and its name in capitals (of --log-level TAPER_LOG), and every flag but\nthese two and --config is a key of the --config file: flags override variables, and these the file."
 )]
 pub(crate) struct ServeArgs {
+    // Before those who take the flag's value away.
+    #[command(flatten)]
+    pub(crate) models: ModelNames,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) context: ContextArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) several: SeveralArgs,
 
     /// Address or name to listen at, such as localhost; 0.0.0.0 is every network of this machine.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", env = "TAPER_HOST")]

@@ -66,9 +66,9 @@ pub(crate) fn of_server(file: ServerFacts, args: &ServeArgs) -> ServerFacts {
 
 /// By the names of the flags; what was not given is null.
 fn options(args: &ServeArgs) -> Map<String, Value> {
-    let ServeArgs { model, context, engine, .. } = args;
+    let ServeArgs { models, model, context, engine, several, .. } = args;
     let options = json!({
-        "model": model.model,
+        "model": if models.0.len() > 1 { json!(models.0) } else { json!(model.model) },
         "device": model.device.device.to_string(),
         "deterministic": name(model.deterministic),
         "threads": model.threads,
@@ -85,6 +85,8 @@ fn options(args: &ServeArgs) -> Map<String, Value> {
         "cache_dir_size": engine.cache_dir_size,
         "speculation": name(engine.speculation),
         "draft_model": engine.draft_model,
+        "max_loaded_models": several.max_loaded_models,
+        "model_memory": several.model_memory,
         "host": args.host,
         "port": args.port,
         "max_batch": args.max_batch,

@@ -11,7 +11,7 @@ use crate::tune_file;
 use anyhow::{Context, Result};
 use indicatif::BinaryBytes;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use taper_checkpoint::Checkpoint;
 use taper_engine::{DiskCache, Engine, EngineConfig, EngineHandle, EngineParts, ModelRunner, Runner, file_digest};
 use taper_hub::{Hub, ModelName, Progress, ResolvedModel};
@@ -29,6 +29,38 @@ pub(crate) trait ModelTask {
     fn computes_on(&mut self, _gpu: &Cuda<Driver>) {}
     /// Does it.
     fn run<B: Backend + Clone>(self, model: Llama<B>) -> Result<Self::Output>;
+}
+
+/// What the models of one program share.
+#[derive(Default)]
+pub(crate) struct Shared {
+    processor: Processor,
+    /// Bytes that the KV cache of each takes at most where nobody says its size; without it, a quarter of what is free.
+    pub(crate) kv_cache_limit: Option<usize>,
+}
+
+/// Threads and working memory, with which models take turns: threads of their own on the same cores would wait for each other.
+#[derive(Default)]
+struct Processor(Mutex<Option<Cpu>>);
+
+impl Processor {
+    /// The same whenever it is asked for; the first to ask says how many threads there are.
+    fn get(&self, config: CpuConfig) -> Result<Cpu> {
+        let mut processor = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*processor {
+            Some(cpu) => Ok(cpu.clone()),
+            None => Ok(processor.insert(Cpu::new(config)?).clone()),
+        }
+    }
+}
+
+/// What a model that answers is loaded from.
+pub(crate) struct EngineSource<'a> {
+    pub(crate) model: ResolvedModel,
+    pub(crate) args: &'a ModelArgs,
+    pub(crate) context: &'a ContextArgs,
+    pub(crate) engine: &'a EngineArgs,
+    pub(crate) config: EngineConfig,
 }
 
 /// A model behind an engine, ready to answer.
@@ -66,6 +98,17 @@ pub(crate) fn with_model<T: ModelTask>(
     checkpoint: &Checkpoint,
     options: LoadOptions,
     progress: &dyn Progress,
+    task: T,
+) -> Result<T::Output> {
+    with_model_on(&Processor::default(), (args, checkpoint), options, progress, task)
+}
+
+/// [`with_model`] on a processor that others use too.
+fn with_model_on<T: ModelTask>(
+    processor: &Processor,
+    (args, checkpoint): (&ModelArgs, &Checkpoint),
+    options: LoadOptions,
+    progress: &dyn Progress,
     mut task: T,
 ) -> Result<T::Output> {
     let options = LoadOptions { quantization: args.quantization(), ..options };
@@ -84,7 +127,7 @@ pub(crate) fn with_model<T: ModelTask>(
         }
         (Device::Auto | Device::Cpu, BackendKind::Cpu) => {
             let config = CpuConfig { threads: args.threads, isa: args.isa.clone() };
-            let cpu = Cpu::new(config)?.with_activations(args.activations.into());
+            let cpu = processor.get(config)?.with_activations(args.activations.into());
             let tuning = tune_file::load(&cpu.info());
             tell_of_rows(args, true, progress);
             load(args, cpu.with_tuning(tuning), checkpoint, options, progress, task)
@@ -202,17 +245,11 @@ impl ModelTask for IntoRunners<'_> {
 }
 
 /// Loads everything that answering takes.
-pub(crate) fn load_engine(
-    args: &ModelArgs,
-    context: &ContextArgs,
-    engine: &EngineArgs,
-    config: EngineConfig,
-    progress: &dyn Progress,
-) -> Result<Loaded> {
+pub(crate) fn load_engine(source: EngineSource<'_>, shared: &Shared, progress: &dyn Progress) -> Result<Loaded> {
+    let EngineSource { model: ResolvedModel { path, id }, args, context, engine, config } = source;
     // A template that cannot be had should not wait for the weights.
-    let chosen = context.chat_template.as_deref().map(chosen_template).transpose()?;
+    let chosen = chosen_template(context)?;
     let kv_dtype = args.kv_dtype()?;
-    let ResolvedModel { path, id } = resolve(&args.model, progress)?;
     let checkpoint = open(&path)?;
     let tokenizer = tokenizer(&checkpoint)?;
     let template = match chosen {
@@ -232,6 +269,7 @@ pub(crate) fn load_engine(
             .filter(|_| config.max_batch == 1 && engine.kv_cache_size.is_none())
             .map(|len| len.min(made_for).div_ceil(BLOCK_SIZE)),
         kv_cache_bytes: engine.kv_cache_size,
+        kv_cache_limit: shared.kv_cache_limit,
         // A single sequence has rows for its guesses.
         max_logit_rows: config.max_batch.max(16),
         max_rows: LoadOptions::default().max_rows.max(config.max_batch),
@@ -250,7 +288,8 @@ pub(crate) fn load_engine(
         max_batch: config.max_batch,
         progress,
     };
-    let Runners { runner, draft, numerics_class } = with_model(args, &checkpoint, options, progress, task)?;
+    let Runners { runner, draft, numerics_class } =
+        with_model_on(&shared.processor, (args, &checkpoint), options, progress, task)?;
     let open = |folder: &PathBuf| {
         DiskCache::open(folder, &runner.identity(), runner.block_bytes(), engine.cache_dir_size as u64)
     };
@@ -262,17 +301,22 @@ pub(crate) fn load_engine(
 /// [`load_engine`] for one user at a terminal.
 pub(crate) fn load_for_one(args: &ModelArgs, context: &ContextArgs, engine: &EngineArgs) -> Result<Loaded> {
     let config = EngineConfig { max_batch: 1, speculation: engine.speculation()?, ..EngineConfig::default() };
-    load_engine(args, context, engine, config, &Bars::new())
+    // Nor for the file.
+    chosen_template(context)?;
+    let progress = Bars::new();
+    let model = resolve(&args.model, &progress)?;
+    load_engine(EngineSource { model, args, context, engine, config }, &Shared::default(), &progress)
 }
 
-/// `--chat-template`: the name of a built-in template, else a file.
-fn chosen_template(name: &str) -> Result<ChatTemplate> {
+/// `--chat-template`, if it is given: the name of a built-in template, else a file.
+pub(crate) fn chosen_template(context: &ContextArgs) -> Result<Option<ChatTemplate>> {
+    let Some(name) = context.chat_template.as_deref() else { return Ok(None) };
     if let Some(template) = ChatTemplate::builtin(name) {
-        return Ok(template);
+        return Ok(Some(template));
     }
     let source = std::fs::read_to_string(name).with_context(|| {
         let names = ChatTemplate::builtin_names().join(", ");
         format!("--chat-template {name:?} is neither a file that can be read nor one of {names}")
     })?;
-    Ok(ChatTemplate::from_source(name, &source)?)
+    Ok(Some(ChatTemplate::from_source(name, &source)?))
 }

@@ -56,7 +56,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let result = match cli.command {
-        Command::Serve(args) => commands::serve::run(*args),
+        Command::Serve(args) => commands::serve::run(args),
         Command::Chat(args) => commands::chat::run(&args),
         Command::Run(args) => commands::run::run(&args),
         Command::Bench(args) => commands::bench::run(&args),

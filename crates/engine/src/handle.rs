@@ -279,7 +279,7 @@ impl EngineHandle {
             return Err(SubmitError::Draining);
         }
         // A thread that died took what it counted with it.
-        if inner.ended.has_changed().is_err() {
+        if self.has_ended() {
             return Err(SubmitError::Failed(HAS_ENDED.to_owned()));
         }
         // Only submissions add to the count, and they hold the lock.
@@ -356,6 +356,11 @@ impl EngineHandle {
     /// False after three failed steps in a row (until one succeeds), and when the engine thread died.
     pub fn is_healthy(&self) -> bool {
         self.0.shared.is_healthy.load(Ordering::Acquire)
+    }
+
+    /// Whether the engine thread has ended: drained, stopped or died.
+    pub fn has_ended(&self) -> bool {
+        self.0.ended.has_changed().is_err()
     }
 
     /// Takes no new requests from now on; accepted ones are finished, then the engine thread ends. Returns at once:

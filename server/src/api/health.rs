@@ -9,7 +9,7 @@ use crate::state::ServerState;
 
 pub(crate) async fn health(State(state): State<ServerState>) -> Response {
     match state.health() {
-        Ok(served) => Json(json!({ "status": "ok", "deterministic": served.model.deterministic })).into_response(),
+        Ok(deterministic) => Json(json!({ "status": "ok", "deterministic": deterministic })).into_response(),
         Err(refusal) => {
             let mut body = refusal.to_json();
             body["status"] = body["error"]["code"].clone();

@@ -1,4 +1,4 @@
-//! GET /v1/loads and /loads: how busy the engine is, in SGLang's shape, for load balancers. There is one engine, `dp_rank` 0.
+//! GET /v1/loads and /loads: how busy the engine of a model is, in SGLang's shape, for load balancers. It is `dp_rank` 0.
 //!
 //! `include` names the parts that are wanted (`core`, `memory`, `spec`, `queues`, `all`); `core` is always there.
 //! `gen_throughput` is the mean since this was asked before, where that was at least a second ago.
@@ -14,6 +14,7 @@ use taper_engine::EngineStatus;
 
 use crate::errors::ApiError;
 use crate::fields::show;
+use crate::models::Asked;
 use crate::state::{Served, ServerState};
 
 /// Parts that SGLang has.
@@ -21,12 +22,13 @@ const PARTS: &[&str] = &["core", "memory", "spec", "lora", "disagg", "queues", "
 
 pub(crate) async fn loads(
     State(state): State<ServerState>,
+    Asked(served): Asked,
     query: Result<Query<HashMap<String, String>>, QueryRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let Query(query) = query.map_err(|error| ApiError::invalid("query", error.body_text()))?;
     let asked = |name: &str| query.get(name).map(String::as_str).filter(|value| !value.is_empty());
     if let Some(rank) = asked("dp_rank").filter(|rank| *rank != "0") {
-        return Err(refused("dp_rank", "0: this server has one engine", rank));
+        return Err(refused("dp_rank", "0: a model has one engine", rank));
     }
     match asked("format") {
         None | Some("json") => {}
@@ -40,16 +42,14 @@ pub(crate) async fn loads(
     if let Some(other) = parts.iter().find(|part| !PARTS.contains(*part)) {
         return Err(refused("include", &format!("a list of {}", PARTS.join(", ")), other));
     }
-    let served = state.served()?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let time = taper_text::strftime("%Y-%m-%dT%H:%M:%S+00:00", i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
-    let throughput = state.throughput(served.model.engine.metrics().num_generated());
-    let mut load = load(&served, throughput, &parts);
+    let mut load = load(&served, served.throughput(), &parts);
     load["timestamp"] = now.as_secs_f64().into();
     Ok(Json(json!({
         "timestamp": time,
         "version": env!("CARGO_PKG_VERSION"),
-        "accelerator": state.facts().device,
+        "accelerator": state.models().facts(&served.model.id).device,
         "num_accelerators": 1,
         "loads": [load],
     })))

@@ -1,32 +1,31 @@
-//! GET /metrics: what the engine is doing, in Prometheus' text format. What vLLM measures as well has vLLM's name and bucket
-//! bounds, so that dashboards and load balancers made for it work. While the model loads there is nothing to measure, and the
-//! answer is empty.
+//! GET /metrics: what the engines of the loaded models are doing, in Prometheus' text format. What vLLM measures as well has
+//! vLLM's name and bucket bounds, so that dashboards and load balancers made for it work. While no model is loaded there is
+//! nothing to measure, and the answer is empty; counts of a model that is loaded again begin anew.
 
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode_registry;
-use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use std::fmt;
-use taper_engine::{EndReason, EngineHandle, EngineMetrics, EngineStatus, Histogram};
+use std::sync::Arc;
+use taper_engine::{EndReason, EngineMetrics, EngineStatus, Histogram};
 
-use crate::state::{Served, ServerState};
+use crate::state::{Served, ServedModel, ServerState};
 
 pub(crate) async fn metrics(State(state): State<ServerState>) -> Response {
-    let text = state.served().map(|served| text(&served)).unwrap_or_default();
+    let models = state.models().loaded();
+    let text = if models.is_empty() { String::new() } else { text(models) };
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
-fn text(served: &Served) -> String {
-    let model = &served.model;
-    // As vLLM labels everything, in the order in which it writes them. There is one engine.
-    let labels = [("engine", "0".to_owned()), ("model_name", model.id.clone())];
-    let mut registry = Registry::with_labels(labels.into_iter().map(|(name, value)| (name.into(), value.into())));
-    registry
-        .register_collector(Box::new(Scrape { engine: model.engine.clone(), fingerprint: model.fingerprint.clone() }));
+fn text(models: Vec<Arc<Served>>) -> String {
+    // As vLLM labels everything. A model has one engine.
+    let mut registry = Registry::with_labels([("engine".into(), "0".into())].into_iter());
+    registry.register_collector(Box::new(Scrape(models)));
     let mut text = String::new();
     if let Err(error) = encode_registry(&mut text, &registry) {
         tracing::error!(%error, "the metrics could not be written");
@@ -34,62 +33,119 @@ fn text(served: &Served) -> String {
     text
 }
 
-/// The numbers are the engine's; they are read when they are asked for.
-#[derive(Debug)]
-struct Scrape {
-    engine: EngineHandle,
-    fingerprint: String,
+/// The other label of every sample.
+const MODEL: &str = "model_name";
+
+/// The numbers are the engines'; they are read when they are asked for. The samples of a metric stand together, model by model.
+struct Scrape(Vec<Arc<Served>>);
+
+impl fmt::Debug for Scrape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|served| &served.model.id)).finish()
+    }
+}
+
+/// What is read of one model.
+struct Reading<'a> {
+    model: &'a ServedModel,
+    status: EngineStatus,
+    metrics: &'a EngineMetrics,
 }
 
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let (status, metrics) = (self.engine.status(), self.engine.metrics());
-        for (name, help, value) in gauges(&status) {
-            encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)?;
+        fn reading(served: &Arc<Served>) -> Reading<'_> {
+            let ServedModel { engine, .. } = &served.model;
+            Reading { model: &served.model, status: engine.status(), metrics: engine.metrics() }
         }
-        for (name, help, value) in counters(&status, metrics) {
-            counter(&mut encoder, name, help)?.encode_gauge(&value)?;
-        }
-        let sources =
-            [("local_compute", status.prompt_tokens - status.cached_tokens), ("local_cache_hit", status.cached_tokens)];
+        let readings: Vec<Reading<'_>> = self.0.iter().map(reading).collect();
+        encode_rows(&mut encoder, MetricType::Gauge, &readings, |reading| gauges(&reading.status))?;
+        encode_rows(&mut encoder, MetricType::Counter, &readings, |reading| {
+            counters(&reading.status, reading.metrics)
+        })?;
         let help = "Tokens of prompts that have begun to run, by where their keys and values come from.";
         let mut by_source = counter(&mut encoder, "vllm:prompt_tokens_by_source_total", help)?;
-        for (source, value) in sources {
-            by_source.encode_family(&[("source", source)])?.encode_gauge(&value)?;
+        for Reading { model, status, .. } in &readings {
+            let computed = status.prompt_tokens - status.cached_tokens;
+            for (source, value) in [("local_compute", computed), ("local_cache_hit", status.cached_tokens)] {
+                by_source.encode_family(&[(MODEL, model.id.as_str()), ("source", source)])?.encode_gauge(&value)?;
+            }
         }
         let help = "Choices that ended, by the reason: stop, length, abort (the client left), error.";
         let mut by_reason = counter(&mut encoder, "vllm:request_success_total", help)?;
-        for reason in EndReason::ALL {
-            let labels = [("finished_reason", reason.as_str())];
-            by_reason.encode_family(&labels)?.encode_gauge(&metrics.num_ended(reason))?;
+        for Reading { model, metrics, .. } in &readings {
+            for reason in EndReason::ALL {
+                let labels = [(MODEL, model.id.as_str()), ("finished_reason", reason.as_str())];
+                by_reason.encode_family(&labels)?.encode_gauge(&metrics.num_ended(reason))?;
+            }
         }
-        for (name, help, histogram) in histograms(metrics) {
-            let buckets = histogram.buckets();
-            let count = buckets.iter().map(|&(_, count)| count).sum();
-            let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
-            encoder.encode_histogram::<NoLabelSet>(histogram.sum(), count, &buckets, None)?;
-        }
-        self.encode_infos(encoder)
+        encode_histograms(&mut encoder, &readings)?;
+        encode_infos(encoder, &readings)
     }
 }
 
-impl Scrape {
-    fn encode_infos(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let limits = self.engine.limits();
+/// Rows of numbers, the same ones of each model.
+fn encode_rows<T: EncodeGaugeValue, const N: usize>(
+    encoder: &mut DescriptorEncoder<'_>,
+    kind: MetricType,
+    readings: &[Reading<'_>],
+    rows: impl Fn(&Reading<'_>) -> [Row<T>; N],
+) -> fmt::Result {
+    let rows: Vec<_> = readings.iter().map(|reading| (reading.model.id.as_str(), rows(reading))).collect();
+    for place in 0..N {
+        let Some((_, first)) = rows.first() else { break };
+        let mut family = encoder.encode_descriptor(first[place].0, first[place].1, None, kind)?;
+        for (id, row) in &rows {
+            family.encode_family(&[(MODEL, *id)])?.encode_gauge(&row[place].2)?;
+        }
+    }
+    Ok(())
+}
+
+fn encode_histograms(encoder: &mut DescriptorEncoder<'_>, readings: &[Reading<'_>]) -> fmt::Result {
+    let rows: Vec<_> =
+        readings.iter().map(|reading| (reading.model.id.as_str(), histograms(reading.metrics))).collect();
+    let num_rows = rows.first().map_or(0, |(_, rows)| rows.len());
+    for place in 0..num_rows {
+        let (name, help, _) = rows[0].1[place];
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        for (id, row) in &rows {
+            let histogram = row[place].2;
+            let buckets = histogram.buckets();
+            let count = buckets.iter().map(|&(_, count)| count).sum();
+            let labels = [(MODEL, *id)];
+            let mut sample = family.encode_family(&labels)?;
+            sample.encode_histogram::<NoLabelSet>(histogram.sum(), count, &buckets, None)?;
+        }
+    }
+    Ok(())
+}
+
+fn encode_infos(mut encoder: DescriptorEncoder<'_>, readings: &[Reading<'_>]) -> fmt::Result {
+    let help = "The KV cache: tokens per block, blocks and bytes; always 1.";
+    let mut info = encoder.encode_descriptor("vllm:cache_config_info", help, None, MetricType::Gauge)?;
+    for Reading { model, .. } in readings {
+        let limits = model.engine.limits();
         let cache = [
+            (MODEL, model.id.clone()),
             ("block_size", limits.block_size.to_string()),
             ("enable_prefix_caching", "True".to_owned()),
-            ("kv_cache_memory_bytes", self.engine.kv_cache_bytes().to_string()),
+            ("kv_cache_memory_bytes", model.engine.kv_cache_bytes().to_string()),
             ("num_gpu_blocks", limits.num_blocks.to_string()),
         ];
-        let help = "The KV cache: tokens per block, blocks and bytes; always 1.";
-        let mut info = encoder.encode_descriptor("vllm:cache_config_info", help, None, MetricType::Gauge)?;
         info.encode_family(&cache)?.encode_gauge(&1_u64)?;
-        let build = [("fingerprint", self.fingerprint.as_str()), ("version", env!("CARGO_PKG_VERSION"))];
-        let help = "Which build answers, and with which class of arithmetic; always 1.";
-        let mut info = encoder.encode_descriptor("taper:build_info", help, None, MetricType::Gauge)?;
-        info.encode_family(&build)?.encode_gauge(&1_u64)
     }
+    let help = "Which build answers, and with which class of arithmetic; always 1.";
+    let mut info = encoder.encode_descriptor("taper:build_info", help, None, MetricType::Gauge)?;
+    for Reading { model, .. } in readings {
+        let build = [
+            (MODEL, model.id.as_str()),
+            ("fingerprint", model.fingerprint.as_str()),
+            ("version", env!("CARGO_PKG_VERSION")),
+        ];
+        info.encode_family(&build)?.encode_gauge(&1_u64)?;
+    }
+    Ok(())
 }
 
 /// Begins a counter, whose samples are then written as a gauge's are, under the family's own name: in this format `_total`

@@ -3,9 +3,12 @@
 use axum::body::{Body, Bytes};
 use axum::http::HeaderMap;
 use std::sync::Arc;
+use tokio::time::Instant;
 
 use crate::body;
 use crate::errors::ApiError;
+use crate::limits::SMALL_BODY_BYTES;
+use crate::models::Admission;
 use crate::parameters::Parameters;
 use crate::state::{ActiveGuard, Served, ServerState};
 use crate::time_limit::TimeLimit;
@@ -35,20 +38,40 @@ struct Admitted {
     time_limit: TimeLimit,
 }
 
-/// Reads the body of a generation request and asks whether it may be sent to the model. While the server loads or stops
-/// the body is read and dropped, so that the client hears the reason instead of a reset connection.
+/// Reads the body of a generation request and asks whether it may be sent to the model that it names, which is waited for while it
+/// is loaded. While the server loads or stops the body is read and dropped, so that the client hears the reason instead of a
+/// reset connection.
 async fn admit(state: &ServerState, headers: &HeaderMap, body: Body) -> Result<Admitted, ApiError> {
-    if let Err(refused) = state.admit() {
+    if let Err(refused) = state.check_open() {
         body::discard(body, state.timeouts()).await;
         return Err(refused);
     }
     let mut held = state.work().hold();
     let body = body::read(headers, body, state.timeouts(), &mut held).await?;
+    let begin = Instant::now();
     // Counted first and asked again second: a request that is admitted here is waited for when the server stops.
-    let active = state.begin();
-    let served = state.admit()?;
-    let time_limit = TimeLimit::start(served.model.engine.request_timeout());
+    let mut active = state.begin();
+    state.check_open()?;
+    let (served, lease) = lease(state, &body, begin).await?;
+    active.hold(lease);
+    let time_limit = TimeLimit::since(begin, served.model.engine.request_timeout());
     Ok(Admitted { body, held, served, active, time_limit })
+}
+
+/// The model that a body names. One that cannot be understood is the first's to refuse.
+async fn lease(state: &ServerState, body: &Bytes, begin: Instant) -> Admission {
+    let models = state.models();
+    if !models.are_several() {
+        return models.lease(0).await;
+    }
+    let time_limit = TimeLimit::since(begin, models.limits().request_timeout);
+    let name = if body.len() <= SMALL_BODY_BYTES {
+        body::model_of(body)
+    } else {
+        let body = body.clone();
+        time_limit.bound(state.work().read(body.len(), move || Ok(body::model_of(&body)))).await?
+    };
+    time_limit.bound(models.lease(models.find(name.as_deref())?)).await
 }
 
 impl Admitted {

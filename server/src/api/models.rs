@@ -1,4 +1,5 @@
-//! GET /v1/models and /v1/models/{id}: what is served. `meta` is llama.cpp's; what the program does not know is left out of it.
+//! GET /v1/models and /v1/models/{id}: what is served. `meta` and `status` are llama.cpp's; what the program does not know is left
+//! out, of a model that is not loaded the sizes that a load decides.
 
 use axum::Json;
 use axum::extract::rejection::PathRejection;
@@ -6,13 +7,13 @@ use axum::extract::{Path, State};
 use serde_json::{Value, json};
 
 use crate::errors::ApiError;
-use crate::facts::ServerFacts;
-use crate::state::{Served, ServerState};
+use crate::models::{Told, ToldState};
+use crate::state::ServerState;
 
-/// The list, of one model.
+/// The list.
 pub(crate) async fn list(State(state): State<ServerState>) -> Result<Json<Value>, ApiError> {
-    let served = state.served()?;
-    Ok(Json(json!({ "object": "list", "data": [card(&served, &state.facts())] })))
+    state.models().check_open()?;
+    Ok(Json(json!({ "object": "list", "data": state.models().each(card) })))
 }
 
 /// One model, by its id or an alias.
@@ -21,18 +22,21 @@ pub(crate) async fn get(
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let Path(id) = id.map_err(|error| ApiError::invalid("model", error.body_text()))?;
-    let served = state.served()?;
-    if state.answers_to(&served.model.id, &id) {
-        Ok(Json(card(&served, &state.facts())))
-    } else {
-        Err(ApiError::model_not_found(&crate::fields::show(&Value::String(id)), &served.model.id))
-    }
+    state.models().check_open()?;
+    let index = state.models().find(Some(&id))?;
+    Ok(Json(state.models().each(card).swap_remove(index)))
 }
 
-fn card(served: &Served, facts: &ServerFacts) -> Value {
-    let model = &served.model;
-    let mut meta = json!({ "n_ctx": model.context_len, "n_vocab": model.tokenizer.vocab_size() });
+fn card(told: &Told<'_>) -> Value {
+    let Told { id, facts, .. } = told;
+    let served = match &told.state {
+        ToldState::Loaded(served) => Some(&served.model),
+        _ => None,
+    };
+    let mut meta = json!({});
     let known = [
+        ("n_ctx", served.map(|model| model.context_len as u64)),
+        ("n_vocab", served.map(|model| model.tokenizer.vocab_size() as u64)),
         ("n_ctx_train", facts.trained_context_len.map(|len| len as u64)),
         ("n_params", facts.num_params),
         ("size", facts.model_bytes),
@@ -42,13 +46,23 @@ fn card(served: &Served, facts: &ServerFacts) -> Value {
             meta[name] = number.into();
         }
     }
-    json!({
-        "id": model.id,
+    let status = match &told.state {
+        ToldState::Loaded(_) => json!({ "value": "loaded" }),
+        ToldState::Unloaded => json!({ "value": "unloaded" }),
+        ToldState::Loading(reason) => json!({ "value": "loading", "reason": reason }),
+        ToldState::Failed(reason) => json!({ "value": "unloaded", "failed": true, "reason": reason }),
+    };
+    let mut card = json!({
+        "id": id,
         "object": "model",
-        "created": model.created_unix,
+        "created": served.map_or(told.created_unix, |model| model.created_unix),
         "owned_by": "taper",
-        "max_model_len": model.context_len,
-        "root": model.id,
+        "root": id,
         "meta": meta,
-    })
+        "status": status,
+    });
+    if let Some(model) = served {
+        card["max_model_len"] = model.context_len.into();
+    }
+    card
 }

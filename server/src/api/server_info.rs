@@ -15,6 +15,7 @@ use crate::api::loads::tokens_in_use;
 use crate::api::native;
 use crate::errors::ApiError;
 use crate::limits;
+use crate::models::Asked;
 use crate::state::ServerState;
 
 pub(crate) async fn live() -> Json<Value> {
@@ -26,12 +27,11 @@ pub(crate) async fn version(State(state): State<ServerState>) -> Json<Value> {
     Json(json!({ "version": env!("CARGO_PKG_VERSION"), "fingerprint": fingerprint }))
 }
 
-pub(crate) async fn server_info(State(state): State<ServerState>) -> Result<Json<Value>, ApiError> {
-    let served = state.served()?;
-    let (model, facts) = (&served.model, state.facts());
+pub(crate) async fn server_info(State(state): State<ServerState>, Asked(served): Asked) -> Json<Value> {
+    let (model, facts) = (&served.model, state.models().facts(&served.model.id));
     let (config, limits, status) = (model.engine.config(), model.engine.limits(), model.engine.status());
     let (used, capacity, share) = tokens_in_use(&served, &status);
-    Ok(Json(json!({
+    Json(json!({
         "version": env!("CARGO_PKG_VERSION"),
         "fingerprint": model.fingerprint,
         "deterministic": model.deterministic,
@@ -82,14 +82,13 @@ pub(crate) async fn server_info(State(state): State<ServerState>) -> Result<Json
             "is_draining": state.is_draining(),
         },
         "options": facts.options,
-    })))
+    }))
 }
 
 /// GET /props of llama-server.
-pub(crate) async fn props(State(state): State<ServerState>) -> Result<Json<Value>, ApiError> {
-    let served = state.served()?;
-    let (model, facts) = (&served.model, state.facts());
-    Ok(Json(json!({
+pub(crate) async fn props(State(state): State<ServerState>, Asked(served): Asked) -> Json<Value> {
+    let (model, facts) = (&served.model, state.models().facts(&served.model.id));
+    Json(json!({
         "default_generation_settings": {
             "id": 0,
             "id_task": -1,
@@ -107,17 +106,16 @@ pub(crate) async fn props(State(state): State<ServerState>) -> Result<Json<Value
         "eos_token": model.tokenizer.eos_text(),
         "build_info": model.fingerprint,
         "is_sleeping": false,
-    })))
+    }))
 }
 
 /// GET /slots of llama-server: a place of the batch for each. Requests have no fixed places here, so the first ones are those
 /// that are taken. With `fail_on_no_slot=1` it is a 503 when all are.
 pub(crate) async fn slots(
-    State(state): State<ServerState>,
+    Asked(served): Asked,
     query: Result<Query<HashMap<String, String>>, QueryRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let Query(query) = query.map_err(|error| ApiError::invalid("query", error.body_text()))?;
-    let served = state.served()?;
     let (status, config) = (served.model.engine.status(), served.model.engine.config());
     let must_have_one = query.get("fail_on_no_slot").is_some_and(|value| !value.is_empty() && value != "0");
     if must_have_one && status.running >= config.max_batch {

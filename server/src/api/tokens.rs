@@ -20,6 +20,7 @@ use crate::errors::ApiError;
 use crate::fields::Fields;
 use crate::limits::MAX_TOLD_BYTES;
 use crate::mixed_prompt::{self, Mixing};
+use crate::models::Asked;
 use crate::parameters::check_model;
 use crate::reply::{Reply, json_len};
 use crate::state::{Served, ServerState};
@@ -199,12 +200,11 @@ fn check_told(param: &str, num_bytes: usize) -> Result<(), ApiError> {
 }
 
 /// GET /tokenizer_info, as vLLM has it: what clients that render templates by themselves need to know.
-pub(crate) async fn info(State(state): State<ServerState>) -> Result<axum::Json<Value>, ApiError> {
-    let served = state.served()?;
+pub(crate) async fn info(Asked(served): Asked) -> axum::Json<Value> {
     let tokenizer = &served.model.tokenizer;
     let special: Vec<&str> = tokenizer.special_ids().iter().filter_map(|&id| tokenizer.token_text(id)).collect();
     let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id));
-    Ok(axum::Json(json!({
+    axum::Json(json!({
         // The class that loads any vocabulary; the file does not say which one it was made by.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "vocab_size": tokenizer.vocab_size(),
@@ -217,7 +217,7 @@ pub(crate) async fn info(State(state): State<ServerState>) -> Result<axum::Json<
         "end_of_generation_ids": tokenizer.end_of_generation(),
         "special_tokens": special,
         "chat_template": served.model.template.as_ref().map(taper_text::ChatTemplate::source),
-    })))
+    }))
 }
 
 #[cfg(test)]

@@ -100,7 +100,13 @@ fn check(name: &str, family: &Family) {
         assert!(sample.value >= 0.0, "{sample:?}: nothing here is negative or NaN");
     }
     match kind.as_str() {
-        "histogram" => check_histogram(name, samples),
+        "histogram" => {
+            let models: BTreeSet<&String> = samples.iter().map(|sample| &sample.labels["model_name"]).collect();
+            for model in models {
+                let of_model = samples.iter().filter(|sample| sample.labels["model_name"] == *model);
+                check_histogram(name, &of_model.cloned().collect::<Vec<_>>());
+            }
+        }
         "counter" | "gauge" => {
             assert_eq!(name.ends_with("_total"), kind == "counter", "{name} is a {kind}");
             assert!(samples.iter().all(|sample| sample.name == name), "{samples:?}");
@@ -109,7 +115,7 @@ fn check(name: &str, family: &Family) {
     }
 }
 
-/// The bounds rise to infinity, the counts with them, to the count of all.
+/// Of one model. The bounds rise to infinity, the counts with them, to the count of all.
 fn check_histogram(name: &str, samples: &[Sample]) {
     let named = |suffix: &'static str| samples.iter().filter(move |sample| sample.name == format!("{name}{suffix}"));
     let one = |suffix| match &named(suffix).collect::<Vec<_>>()[..] {

@@ -1,8 +1,9 @@
-//! `taper serve`: the socket first, then the model, then requests until a signal.
+//! `taper serve`: the socket first, then the first model, then requests until a signal.
+
+mod models;
 
 use crate::args::{KvKind, ModelArgs, ServeArgs};
 use crate::listen::{self, listen};
-use crate::load::{self, Loaded};
 use crate::output;
 use crate::progress::Bars;
 use crate::settings;
@@ -10,17 +11,16 @@ use crate::signals;
 use crate::traces::Traces;
 use crate::unix_socket::{self, SocketFile};
 use anyhow::{Context, Result, bail};
-use indicatif::BinaryBytes;
+use models::Prepared;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
-use taper_engine::{EngineConfig, EngineHandle};
-use taper_kernels::cuda::NUMERICS_CLASS_BY_ROWS;
-use taper_server::{ServedModel, ServerState, Socket};
+use std::sync::Arc;
+use taper_engine::EngineHandle;
+use taper_server::{ServerState, Socket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
-pub(crate) fn run(args: ServeArgs) -> Result<()> {
+pub(crate) fn run(args: Box<ServeArgs>) -> Result<()> {
     let variables = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
     for (name, nearest) in settings::misspelled_variables(variables) {
         output::status(&format!("nothing reads the variable {name}; the nearest is {nearest}"));
@@ -37,7 +37,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     result
 }
 
-async fn serve(args: ServeArgs) -> Result<()> {
+async fn serve(args: Box<ServeArgs>) -> Result<()> {
     let mut signals = Signals::new()?;
     signals::survive_file_size_limit()?;
     // What can be wrong with keys and certificates should not wait for a model either.
@@ -48,6 +48,7 @@ async fn serve(args: ServeArgs) -> Result<()> {
     let (socket, address) = open_socket(&args, is_encrypted).await?;
     output::status(&format!("listening on {address}, loading {}", args.model.model));
     traces.announce();
+    let num_models = args.models.0.len();
     listen::allow_connections(args.operation.max_connections);
 
     let state = ServerState::with_config(config);
@@ -55,7 +56,7 @@ async fn serve(args: ServeArgs) -> Result<()> {
     let (loaded_sender, loaded) = oneshot::channel();
     let loading_state = state.clone();
     std::thread::Builder::new().name("taper-load".into()).spawn(move || {
-        let result = load(&args, &loading_state);
+        let result = load(args, &loading_state);
         if let Err(error) = &result {
             loading_state.set_failed(format!("{error:#}"));
         }
@@ -75,7 +76,9 @@ async fn serve(args: ServeArgs) -> Result<()> {
             loaded = loaded => match loaded {
                 Ok(Ok(engine)) => {
                     announce(listening_at);
-                    until_stopped(&mut signals, &engine).await
+                    // One of several is loaded anew by its next request.
+                    let engine = Some(&engine).filter(|_| num_models == 1);
+                    until_stopped(&mut signals, engine).await
                 }
                 Ok(Err(error)) => Err(error),
                 Err(_) => Err(anyhow::anyhow!("loading the model crashed; the message above says where")),
@@ -98,58 +101,36 @@ async fn serve(args: ServeArgs) -> Result<()> {
     Ok(())
 }
 
-/// Waits for a signal. An engine that ends before one has crashed: whoever supervises this program should start it anew.
-async fn until_stopped(signals: &mut Signals, engine: &EngineHandle) -> Result<()> {
+/// Waits for a signal. An engine, if it is the only one, that ends before one has crashed: whoever supervises this program should start it anew.
+async fn until_stopped(signals: &mut Signals, engine: Option<&EngineHandle>) -> Result<()> {
+    let crashed = async {
+        match engine {
+            Some(engine) => engine.drained().await,
+            None => std::future::pending().await,
+        }
+    };
     tokio::select! {
         name = signals.recv() => {
             output::status(&format!("{name} received: finishing the running requests; again stops at once"));
             Ok(())
         }
-        () = engine.drained() => bail!("the engine crashed; the log above says where"),
+        () = crashed => bail!("the engine crashed; the log above says where"),
     }
 }
 
-fn load(args: &ServeArgs, state: &ServerState) -> Result<EngineHandle> {
+/// Finds all models and loads the first; its engine.
+fn load(args: Box<ServeArgs>, state: &ServerState) -> Result<EngineHandle> {
     let told = state.clone();
     let progress = Bars::with_listener(move |text| told.set_loading_reason(text));
-    let config = EngineConfig {
-        max_batch: usize::from(args.max_batch),
-        max_queued: args.max_queued,
-        max_queued_tokens: args.max_queued_tokens,
-        itl_target: args.itl_target.unwrap_or_default(),
-        request_timeout: args.request_timeout,
-        speculation: args.engine.speculation()?,
-        ..EngineConfig::default()
-    };
-    let Loaded { id, tokenizer, template, engine, numerics_class, facts } =
-        load::load_engine(&args.model, &args.context, &args.engine, config, &progress)?;
-    if template.is_none() {
-        output::status("the model's file has no chat template: /v1/chat/completions needs --chat-template");
+    let Prepared { models, limits, loader } = models::prepare(args, &progress)?;
+    if let [_, others @ ..] = &models[..]
+        && !others.is_empty()
+    {
+        let names: Vec<&str> = others.iter().map(|model| model.id.as_str()).collect();
+        output::status(&format!("loaded when they are asked for: {}", names.join(", ")));
     }
-    let context_len = engine.limits().context_len;
-    let created_unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let limits = engine.limits();
-    let (tokens, bytes) = (limits.num_blocks * limits.block_size, BinaryBytes(engine.kv_cache_bytes() as u64));
-    let ready = format!("{id} is ready (context of {context_len} tokens, KV cache of {bytes} for {tokens} tokens)");
-    if id != args.model.model {
-        state.set_aliases(vec![args.model.model.clone()]);
-    }
-    state.set_facts(crate::facts::of_server(facts, args));
-    let deterministic = numerics_class != NUMERICS_CLASS_BY_ROWS;
-    let fingerprint = fingerprint(&args.model, numerics_class)?;
-    let served = engine.clone();
-    state.set_ready(ServedModel {
-        id,
-        tokenizer,
-        template,
-        engine,
-        context_len,
-        created_unix,
-        fingerprint,
-        deterministic,
-    });
-    output::status(&ready);
-    Ok(served)
+    state.declare(models, limits, Arc::new(loader));
+    state.load_first().map_err(anyhow::Error::msg)
 }
 
 /// Two servers of one fingerprint and one model give the same answer to the same seed, unless the class of arithmetic says that
@@ -253,10 +234,10 @@ impl Signals {
 mod tests {
     use super::*;
     use crate::args::{Cli, Command};
+    use crate::load;
     use clap::Parser;
-    use std::sync::Arc;
     use taper_engine::stub::{StubRunner, stub_limits};
-    use taper_engine::{Engine, Request};
+    use taper_engine::{Engine, EngineConfig, Request};
     use taper_testkit::tiny::TinyModel;
 
     #[test]
@@ -269,7 +250,8 @@ mod tests {
         let engine = Engine::start(Box::new(runner), Arc::clone(&tokenizer), EngineConfig::default());
         let _events = engine.submit(Request { prompt_tokens: vec![1], ..Request::default() }).expect("it is taken");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("it starts");
-        let error = runtime.block_on(async { until_stopped(&mut Signals::new().expect("it listens"), &engine).await });
+        let error =
+            runtime.block_on(async { until_stopped(&mut Signals::new().expect("it listens"), Some(&engine)).await });
         assert!(error.is_err_and(|error| error.to_string().contains("crashed")));
     }
 

@@ -24,22 +24,38 @@ fn card() -> Value {
             ("n_params", integer("Numbers in its tensors.")),
             ("size", integer("Bytes of its file.")),
         ],
-        &["n_ctx", "n_vocab"],
+        &[],
     );
-    all(vec![
+    let status = object(
+        vec![
+            ("value", one_of(&["loaded", "loading", "unloaded"], "Whether requests wait for it.")),
+            ("failed", boolean("Whether its latest load has failed.")),
+            ("reason", string("Why, or how far a load is.")),
+        ],
+        &["value"],
+    );
+    let card = vec![
         ("id", string("The model's name.")),
         ("object", json!({ "const": "model" })),
         ("created", integer("Seconds since 1970.")),
         ("owned_by", string("taper")),
-        ("max_model_len", integer("Tokens of prompt and answer together.")),
         ("root", string("The same as the id.")),
         ("meta", meta),
-    ])
+        ("status", status),
+        ("max_model_len", integer("Tokens of prompt and answer together, where it is loaded.")),
+    ];
+    object(card, &["id", "object", "created", "owned_by", "root", "meta", "status"])
+}
+
+/// The query of what tells of one model.
+pub(super) fn asked() -> (&'static str, Value) {
+    ("model", string("The model, which must be loaded; the first one where nothing is said."))
 }
 
 /// GET /v1/models.
 pub(crate) fn models() -> Operation {
-    let answer = all(vec![("object", json!({ "const": "list" })), ("data", array(card(), "One model."))]);
+    let answer =
+        all(vec![("object", json!({ "const": "list" })), ("data", array(card(), "The first is the default."))]);
     Operation::get(TAG, "What is served", answer)
 }
 
@@ -128,7 +144,7 @@ pub(crate) fn server_info() -> Operation {
         ("status", status),
         ("options", map("What the server was started with; no secrets.")),
     ]);
-    Operation::get(TAG, "The model, the limits, and what the server was started with", answer)
+    Operation::get(TAG, "A model, the limits, and what the server was started with", answer).with_query(vec![asked()])
 }
 
 /// GET /v1/loads.
@@ -167,7 +183,8 @@ pub(crate) fn loads() -> Operation {
         ("num_accelerators", count()),
         ("loads", array(object(fields, &required), "One engine.")),
     ]);
-    Operation::get(TAG, "How busy the engine is, in SGLang's shape", answer).with_query(vec![
+    Operation::get(TAG, "How busy a model's engine is, in SGLang's shape", answer).with_query(vec![
+        asked(),
         ("include", string("A list of core, memory, spec, queues; all where nothing is said.")),
         ("dp_rank", json!({ "const": "0" })),
         ("format", one_of(&["json"], "")),

@@ -5,6 +5,7 @@ use taper_engine::MAX_LOGPROBS;
 
 use super::Operation;
 use super::generation::shared_fields;
+use super::info::asked;
 use super::schema::{
     Named, all, any_of, array, boolean, ids, integer, integer_from, integer_in, map, number, number_in, object, one_of,
     reference, string, strings,
@@ -44,7 +45,7 @@ pub(crate) fn props() -> Operation {
         ("build_info", string("The fingerprint.")),
         ("is_sleeping", json!({ "const": false })),
     ]);
-    Operation::get(TAG, "The model and the defaults of /completion", answer)
+    Operation::get(TAG, "A model and the defaults of /completion", answer).with_query(vec![asked()])
 }
 
 /// GET /slots.
@@ -57,7 +58,7 @@ pub(crate) fn slots() -> Operation {
     ]);
     let answer = array(slot, "One for each place of the batch.");
     Operation::get(TAG, "The places of the batch", answer)
-        .with_query(vec![("fail_on_no_slot", string("1: a 503 when every place is taken."))])
+        .with_query(vec![asked(), ("fail_on_no_slot", string("1: a 503 when every place is taken."))])
 }
 
 pub(super) fn components() -> Vec<Named> {

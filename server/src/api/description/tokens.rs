@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::Operation;
 use super::generation::{conversation_fields, model};
+use super::info::asked;
 use super::schema::{
     all, any_of, array, boolean, ids, integer, nullable, object, optional, reference, string, strings,
 };
@@ -111,4 +112,5 @@ pub(crate) fn info() -> Operation {
         ("chat_template", nullable(string("Jinja."))),
     ]);
     Operation::get(TAG, "What clients that render templates by themselves need to know", answer)
+        .with_query(vec![asked()])
 }
