@@ -30,9 +30,13 @@ mod request;
 mod shape;
 mod time;
 
-pub(crate) use embed::{embed, embeddings, prepare_embed, prepare_embeddings};
+pub(crate) use embed::{embed, embeddings};
+#[cfg(test)]
+pub(crate) use embed::{prepare_embed, prepare_embeddings};
 pub(crate) use errors::{errors_in_own_words, is_management, no_management};
-pub(crate) use models::{ps, read_show, show, tags, version};
+#[cfg(test)]
+pub(crate) use models::read_show;
+pub(crate) use models::{ps, show, tags, version};
 pub(crate) use options::{HARMLESS, LOADING, REFUSED};
 pub(crate) use request::{LEVELS, prepare_chat, prepare_generate};
 
