@@ -60,8 +60,11 @@ fn served(arguments: &[&str]) -> (TempDir, Server) {
 fn check(row: &Value, requests: u64, output_tokens: u64) {
     assert_eq!((&row["requests"], &row["errors"], &row["cut_off"]), (&requests.into(), &0.into(), &0.into()), "{row}");
     assert_eq!(row["completion_tokens"], requests * output_tokens, "{row}");
-    let figure = |pointer: &str| row.pointer(pointer).and_then(Value::as_f64).unwrap_or_else(|| panic!("{pointer} in {row}"));
-    let near = |found: f64, expected: f64| assert!((found - expected).abs() <= 0.02 * expected + 2e-3, "{found} and {expected} in {row}");
+    let figure =
+        |pointer: &str| row.pointer(pointer).and_then(Value::as_f64).unwrap_or_else(|| panic!("{pointer} in {row}"));
+    let near = |found: f64, expected: f64| {
+        assert!((found - expected).abs() <= 0.02 * expected + 2e-3, "{found} and {expected} in {row}")
+    };
     near(figure("/tok_s") * figure("/wall_s"), (requests * output_tokens) as f64);
     near(figure("/prompt_tokens_mean") * requests as f64, figure("/prompt_tokens"));
     for name in ["ttft_ms", "itl_ms", "tpot_ms", "e2e_ms"] {
@@ -79,7 +82,8 @@ fn check(row: &Value, requests: u64, output_tokens: u64) {
 fn a_served_model_is_measured_at_every_load() {
     let (folder, server) = served(&[]);
     let files = ["--json", "rows.jsonl", "--csv", "rows.csv", "--html", "page.html"];
-    let load = ["--concurrency", "1,4", "--requests", "6", "--warmup", "1", "--prompt-tokens", "64", "--output-tokens", "8"];
+    let load =
+        ["--concurrency", "1,4", "--requests", "6", "--warmup", "1", "--prompt-tokens", "64", "--output-tokens", "8"];
     let how = ["--url", &server.url, "--ignore-eos", "--limit", "e2e=1000s", "--seed", "7"];
     let output = bench(&folder, &[&files[..], &load, &how].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -101,7 +105,8 @@ fn a_served_model_is_measured_at_every_load() {
     let csv = file("rows.csv");
     let lines: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').collect()).collect();
     assert_eq!(lines.len(), 3);
-    let at = |name: &str| lines[0].iter().position(|column| *column == name).unwrap_or_else(|| panic!("{name} in {csv}"));
+    let at =
+        |name: &str| lines[0].iter().position(|column| *column == name).unwrap_or_else(|| panic!("{name} in {csv}"));
     assert!(at("ttft_ms_p99") > at("requests"));
     let page = file("page.html");
     assert!(page.starts_with("<!doctype html>") && page.matches("<svg").count() >= 6, "{page}");
@@ -114,7 +119,8 @@ fn chat_in_an_open_loop_takes_lengths_as_they_are_drawn() {
     let (folder, server) = served(&[]);
     let load = ["--rate", "200", "--arrivals", "burst", "--max-concurrency", "3", "--requests", "5", "--warmup", "0"];
     let how = ["--endpoint", "chat", "--output-tokens", "4..9", "--prompt-tokens", "normal:60,5", "--ignore-eos"];
-    let output = bench(&folder, &[&["--url", &server.url, "--json", "--shared-prefix", "20"][..], &load, &how].concat());
+    let output =
+        bench(&folder, &[&["--url", &server.url, "--json", "--shared-prefix", "20"][..], &load, &how].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
     let rows = rows(text(&output.stdout));
     let row = &rows[0];
@@ -122,7 +128,10 @@ fn chat_in_an_open_loop_takes_lengths_as_they_are_drawn() {
     let tokens = row["completion_tokens"].as_u64().unwrap();
     assert!((20..=45).contains(&tokens) && row["max_tokens_mean"].as_f64() == Some(tokens as f64 / 5.0), "{row}");
     let params = &row["params"];
-    assert_eq!((&params["loop"], &params["rate"], &params["arrivals"]), (&"open".into(), &200.0.into(), &"burst".into()));
+    assert_eq!(
+        (&params["loop"], &params["rate"], &params["arrivals"]),
+        (&"open".into(), &200.0.into(), &"burst".into())
+    );
     assert!(row["lateness_ms"]["max"].as_f64() <= row["e2e_ms"]["max"].as_f64(), "{row}");
     assert!(text(&output.stderr).contains("beside them"), "what is no row goes to stderr");
 }
@@ -132,7 +141,8 @@ fn prompts_of_a_file_are_asked_in_their_order() {
     let (folder, server) = served(&[]);
     let lines = "{\"prompt\": \"one\", \"max_tokens\": 3}\n{\"prompt\": [1, 2, 3, 4], \"max_tokens\": 5}\n";
     std::fs::write(folder.path().join("prompts.jsonl"), lines).unwrap();
-    let arguments = ["--url", &server.url, "--prompts", "prompts.jsonl", "-n", "4", "--warmup", "0", "--ignore-eos", "--json"];
+    let arguments =
+        ["--url", &server.url, "--prompts", "prompts.jsonl", "-n", "4", "--warmup", "0", "--ignore-eos", "--json"];
     let output = bench(&folder, &arguments);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let row = &rows(text(&output.stdout))[0];
@@ -155,7 +165,8 @@ fn a_key_is_sent_and_written_nowhere() {
     assert!(text(&refused.stderr).contains("HTTP 401"), "{}", text(&refused.stderr));
     let output = bench(&folder, &[&load[..], &files, &["--api-key", "secret-key"]].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
-    let written = ["rows.jsonl", "rows.csv", "page.html"].map(|name| std::fs::read_to_string(folder.path().join(name)).unwrap());
+    let written =
+        ["rows.jsonl", "rows.csv", "page.html"].map(|name| std::fs::read_to_string(folder.path().join(name)).unwrap());
     let all = [text(&output.stdout), text(&output.stderr), &written[0], &written[1], &written[2]].concat();
     assert!(!all.contains("secret"), "{all}");
     let by_variable = command(folder.path(), &load).env("TAPER_API_KEY", "secret-key,other").output().unwrap();
@@ -240,7 +251,8 @@ fn the_status_is_1_where_no_request_succeeds_and_0_where_any_does() {
     let folder = tempfile::tempdir().unwrap();
     let busy = |stream: &mut TcpStream| {
         let body = "{\"error\": {\"message\": \"too \\u001b[2Jbusy\"}}";
-        let head = format!("HTTP/1.1 429 X\r\nRetry-After: 0\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+        let head =
+            format!("HTTP/1.1 429 X\r\nRetry-After: 0\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
         let _ = stream.write_all((head + body).as_bytes());
     };
     // Two requests count words.

@@ -212,7 +212,8 @@ impl Collected {
     /// The course of time in at most [`MOST_PIECES`] pieces: tokens per second, and requests under way on average. Both are of the
     /// requests that have an answer.
     fn timeline(&self, wall: f64) -> Value {
-        let steps = [0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 36000.0];
+        let steps =
+            [0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 36000.0];
         let fits = |step: &f64| wall / step <= MOST_PIECES as f64;
         let step = steps.into_iter().find(fits).unwrap_or(wall / MOST_PIECES as f64);
         let pieces = (wall / step).ceil() as usize;
@@ -231,8 +232,10 @@ impl Collected {
 
     /// What a reader must know beside the figures.
     pub(super) fn notes(&self) -> Vec<String> {
-        let mut notes: Vec<String> =
-            self.errors().map(|(kind, number, words)| format!("{number} failed ({kind}), the first by: {words}")).collect();
+        let mut notes: Vec<String> = self
+            .errors()
+            .map(|(kind, number, words)| format!("{number} failed ({kind}), the first by: {words}"))
+            .collect();
         if self.num_uncounted > 0 {
             notes.push(format!(
                 "of {} answers the server did not count the tokens: events with text were taken for tokens",

@@ -1,9 +1,9 @@
 //! Connections to one server: HTTP/1.1 by hyper, over TCP or TLS. A connection that has given its answer waits for the next
 //! request, as clients keep them, so that a user connects once and not for every question.
 
+use super::Failure;
 use super::address::Address;
 use super::failure::{in_words, message_of};
-use super::Failure;
 use hyper::body::{Body, Bytes, Incoming};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, RETRY_AFTER, USER_AGENT};

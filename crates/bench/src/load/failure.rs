@@ -82,7 +82,9 @@ mod tests {
 
     #[test]
     fn errors_are_found_wherever_servers_put_them() {
-        for text in [r#"{"error":{"message":"x"}}"#, r#"{"error":"x"}"#, r#"{"message":"x"}"#, r#"{"detail":"x"}"#, " x\n"] {
+        for text in
+            [r#"{"error":{"message":"x"}}"#, r#"{"error":"x"}"#, r#"{"message":"x"}"#, r#"{"detail":"x"}"#, " x\n"]
+        {
             assert_eq!(message_of(text), "x", "{text}");
         }
     }

@@ -150,7 +150,9 @@ mod tests {
     fn what_is_refused_by_name_is_left_out_once() {
         let mut form = Form::new("m".to_owned(), Endpoint::Chat);
         form.ignore_eos = true;
-        assert!(form.without_refused("Unrecognized request argument supplied: ignore_eos").unwrap().contains("ignore_eos"));
+        assert!(
+            form.without_refused("Unrecognized request argument supplied: ignore_eos").unwrap().contains("ignore_eos")
+        );
         assert_eq!(form.without_refused("ignore_eos"), None, "it is not sent any more");
         assert!(form.without_refused("stream_options: extra fields not permitted").is_some());
         assert!(form.without_refused("use 'max_completion_tokens' instead of 'max_tokens'").is_some());

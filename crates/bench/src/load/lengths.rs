@@ -156,7 +156,9 @@ mod tests {
         for text in ["1", "64..256", "7..7", "normal:128,32", "lognormal:200.5,80"] {
             assert_eq!(text.parse::<Length>().unwrap().to_string(), text);
         }
-        for text in ["", "0", "-1", "5..4", "0..4", "4..", "normal:5", "normal:0,1", "normal:5,-1", "normal:NaN,1", "2e6"] {
+        for text in
+            ["", "0", "-1", "5..4", "0..4", "4..", "normal:5", "normal:0,1", "normal:5,-1", "normal:NaN,1", "2e6"]
+        {
             let error = text.parse::<Length>().unwrap_err().to_string();
             assert!(error.contains(&format!("`{text}`")) && error.contains("64..256"), "{error}");
         }

@@ -55,9 +55,10 @@ impl Limits {
 
     /// Milliseconds by name.
     pub(super) fn to_json(self) -> Value {
-        let named = self.named().into_iter().filter_map(|(name, limit)| {
-            limit.map(|limit| (name.to_owned(), Value::from(limit.as_secs_f64() * 1e3)))
-        });
+        let named = self
+            .named()
+            .into_iter()
+            .filter_map(|(name, limit)| limit.map(|limit| (name.to_owned(), Value::from(limit.as_secs_f64() * 1e3))));
         Value::Object(Map::from_iter(named))
     }
 }
@@ -123,8 +124,7 @@ mod tests {
     #[test]
     fn a_request_must_keep_every_limit() {
         let limits: Limits = "ttft=200ms,itl=50ms,tpot=20ms,e2e=1s".parse().unwrap();
-        let good =
-            Took { ttft: Some(MS(200)), longest_itl: Some(MS(50)), tpot: Some(MS(20)), e2e: MS(1000) };
+        let good = Took { ttft: Some(MS(200)), longest_itl: Some(MS(50)), tpot: Some(MS(20)), e2e: MS(1000) };
         assert!(limits.are_kept(good), "what takes as long as it may is kept");
         assert!(!limits.are_kept(Took { ttft: Some(MS(201)), ..good }));
         assert!(!limits.are_kept(Took { longest_itl: Some(MS(51)), ..good }));

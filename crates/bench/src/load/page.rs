@@ -206,7 +206,7 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3);
         assert!(lines[0].contains("ttft_ms_p50") && !lines[0].contains("timeline"), "{}", lines[0]);
-        assert!(lines[1].contains("\"a,\"\"b\"\"\"") && lines[1].contains("\"{\"\"timeout\"\":2}\"") , "{}", lines[1]);
+        assert!(lines[1].contains("\"a,\"\"b\"\"\"") && lines[1].contains("\"{\"\"timeout\"\":2}\""), "{}", lines[1]);
         let commas = |line: &str| line.replace("\"a,\"\"b\"\"\"", "").matches(',').count();
         assert_eq!((commas(lines[1]), commas(lines[2])), (commas(lines[0]), commas(lines[0])), "{text}");
     }

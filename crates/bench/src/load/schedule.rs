@@ -120,8 +120,7 @@ mod tests {
     fn poisson_gaps_are_exponential() {
         const NUMBER: usize = 200_000;
         let times = due(Arrivals::Poisson, 4.0, NUMBER);
-        let gaps: Vec<f64> =
-            std::iter::once(times[0]).chain(times.windows(2).map(|pair| pair[1] - pair[0])).collect();
+        let gaps: Vec<f64> = std::iter::once(times[0]).chain(times.windows(2).map(|pair| pair[1] - pair[0])).collect();
         let mean = gaps.iter().sum::<f64>() / NUMBER as f64;
         let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / NUMBER as f64;
         // Five standard errors: of the mean 1/(4 sqrt n), of the variance sqrt(8)/(16 sqrt n).

@@ -130,7 +130,9 @@ impl Session {
         let ((few, few_words), (many, many_words)) = (sample(FEW_WORDS), sample(usize::MAX));
         let mut counted = self.tokenize(&few).await.zip(self.tokenize(&many).await);
         let mut by = "/tokenize";
-        if counted.is_none() && let Some(few_tokens) = few_tokens {
+        if counted.is_none()
+            && let Some(few_tokens) = few_tokens
+        {
             let (body, _) = self.form.body(self.plan.endpoint.prompt(&many), 1);
             let many_tokens = self.asked.ask(body).await.ok().and_then(|answer| answer.usage.prompt);
             counted = many_tokens.map(|many_tokens| (few_tokens, many_tokens));
@@ -139,7 +141,8 @@ impl Session {
         match counted.and_then(|(few, many)| Fit::through((few_words, few), (many_words, many))) {
             Some(fit) => {
                 let Fit { per_word, beside } = fit;
-                self.notes.push(format!("prompts are words of {per_word:.2} tokens, and {beside:.1} beside them, by {by}"));
+                self.notes
+                    .push(format!("prompts are words of {per_word:.2} tokens, and {beside:.1} beside them, by {by}"));
                 self.fit = fit;
             }
             None => self.notes.push("the server counts no tokens of a prompt: a word was taken for one".to_owned()),

@@ -162,10 +162,14 @@ fn every_request_is_counted_with_its_tokens() {
     // 14 words and two tokens beside them: the server has counted two prompts of its own before.
     assert_eq!((&row["prompt_tokens"], &row["prompt_tokens_mean"]), (&112.into(), &16.0.into()), "{notes:?}");
     assert!(notes[0].contains("1.00 tokens, and 2.0 beside them, by usage"), "{notes:?}");
-    assert_eq!((&row["params"]["model"], &row["case"], &row["commit"]), (&"m".into(), &"concurrency 3".into(), &"abc".into()));
+    assert_eq!(
+        (&row["params"]["model"], &row["case"], &row["commit"]),
+        (&"m".into(), &"concurrency 3".into(), &"abc".into())
+    );
     let bodies = stub.bodies();
     assert_eq!(bodies.len(), 2 + 2 + 7, "two to count words, two to warm up");
-    let prompts: std::collections::BTreeSet<&str> = bodies.iter().map(|body| body["prompt"].as_str().unwrap()).collect();
+    let prompts: std::collections::BTreeSet<&str> =
+        bodies.iter().map(|body| body["prompt"].as_str().unwrap()).collect();
     assert_eq!(prompts.len(), bodies.len(), "no prompt comes twice");
     assert!(bodies.iter().all(|body| body["ignore_eos"] == true && body["stream"] == true), "{bodies:?}");
     let requests = stub.requests.lock().unwrap();
@@ -198,13 +202,18 @@ fn errors_of(failing: impl Fn(&Request) -> String + Send + Sync + 'static) -> (V
         if begun.fetch_add(1, Ordering::SeqCst) == 2 { failing(request) } else { streamed(request) }
     });
     let (row, notes) = measure(&stub, plan(), &closed(1, 3));
-    assert_eq!((&row["requests"], &row["errors"], &row["completion_tokens"]), (&2.into(), &1.into(), &8.into()), "{row}");
+    assert_eq!(
+        (&row["requests"], &row["errors"], &row["completion_tokens"]),
+        (&2.into(), &1.into(), &8.into()),
+        "{row}"
+    );
     (row["errors_by_kind"].clone(), notes)
 }
 
 #[test]
 fn failures_are_counted_by_kind() {
-    let (errors, notes) = errors_of(|_| respond(429, "Retry-After: 0\r\n", "application/json", r#"{"error":{"message":"busy"}}"#));
+    let (errors, notes) =
+        errors_of(|_| respond(429, "Retry-After: 0\r\n", "application/json", r#"{"error":{"message":"busy"}}"#));
     assert_eq!(errors, json!({ "HTTP 429": 1 }));
     assert!(notes.iter().any(|note| note.contains("HTTP 429: busy")), "{notes:?}");
     // Two of four pieces, and the connection is gone.
@@ -219,7 +228,8 @@ fn failures_are_counted_by_kind() {
     let (errors, notes) = errors_of(whole);
     assert_eq!(errors, json!({ "broken stream": 1 }));
     assert!(notes.iter().any(|note| note.contains("no stream of events")), "{notes:?}");
-    let told = |_: &Request| respond(200, "", "text/event-stream", &event(&json!({ "error": { "message": "no memory" } })));
+    let told =
+        |_: &Request| respond(200, "", "text/event-stream", &event(&json!({ "error": { "message": "no memory" } })));
     let (errors, notes) = errors_of(told);
     assert_eq!(errors, json!({ "error in stream": 1 }));
     assert!(notes.iter().any(|note| note.contains("no memory")), "{notes:?}");
@@ -279,7 +289,8 @@ fn what_the_server_refuses_by_name_is_left_out_and_said() {
     assert_eq!((&row["requests"], &row["params"]["ignore_eos"]), (&2.into(), &false.into()));
     assert!(notes[0].contains("ignore_eos") && notes[1].contains("stream_options"), "{notes:?}");
 
-    let refusing = Stub::with_streams(|_| respond(400, "", "application/json", r#"{"error":{"message":"no such thing"}}"#));
+    let refusing =
+        Stub::with_streams(|_| respond(400, "", "application/json", r#"{"error":{"message":"no such thing"}}"#));
     let Err(failure) = block_on(Session::open(refusing.address(), &[], plan())) else { panic!() };
     assert_eq!(failure.to_string(), "HTTP 400: no such thing");
 }
@@ -316,12 +327,17 @@ fn words_are_counted_by_either_tokenizer() {
 fn chat_sends_messages_and_reads_deltas() {
     let stub = Stub::with_streams(|_| {
         let delta = |delta: Value| event(&json!({ "choices": [{ "delta": delta }] }));
-        let texts = [json!({ "role": "assistant", "content": "" }), json!({ "reasoning_content": "hm" }), json!({ "content": "x" })];
+        let texts = [
+            json!({ "role": "assistant", "content": "" }),
+            json!({ "reasoning_content": "hm" }),
+            json!({ "content": "x" }),
+        ];
         let end = event(&json!({ "choices": [{ "delta": {}, "finish_reason": "stop" }] }));
         let events: String = texts.map(delta).into_iter().chain([end, "data: [DONE]\n\n".to_owned()]).collect();
         respond(200, "", "text/event-stream", &events)
     });
-    let file = File::parse("{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], \"max_tokens\": 9}", Endpoint::Chat);
+    let file =
+        File::parse("{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], \"max_tokens\": 9}", Endpoint::Chat);
     let plan = Plan { endpoint: Endpoint::Chat, source: Source::File(file.unwrap()), ..plan() };
     let (row, notes) = measure(&stub, plan, &closed(1, 2));
     assert_eq!((&row["requests"], &row["completion_tokens"]), (&2.into(), &4.into()), "a thought is text: {row}");

@@ -186,8 +186,8 @@ fn rate(text: &str) -> Result<f64, String> {
 }
 
 fn object(text: &str) -> Result<Map<String, Value>, String> {
-    let object: Map<String, Value> =
-        serde_json::from_str(text).map_err(|error| format!("expected a JSON object such as {{\"top_k\": 40}}: {error}"))?;
+    let object: Map<String, Value> = serde_json::from_str(text)
+        .map_err(|error| format!("expected a JSON object such as {{\"top_k\": 40}}: {error}"))?;
     match ["stream", "model", "prompt", "messages"].iter().find(|name| object.contains_key(**name)) {
         Some(name) => Err(format!("`{name}` is the benchmark's to say")),
         None => Ok(object),

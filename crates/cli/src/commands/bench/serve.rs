@@ -39,10 +39,9 @@ pub(crate) fn run(args: &BenchServeArgs) -> Result<()> {
     let mut measured = Measured { rows: Vec::new(), notes: session.notes().to_vec(), succeeded: 0, first_error: None };
     for (index, level) in levels.iter().enumerate() {
         let mut collected = Collected::default();
-        let mut shown = Shown::new();
-        let mut show = |progress: &_| shown.show(progress);
-        let work = session.run(index, level, &mut collected, &mut show);
-        let is_stopped = generator.unless_stopped(work)?.is_none();
+        let shown = Shown::new();
+        let mut show = |progress: &Progress| shown.show(progress);
+        let is_stopped = generator.unless_stopped(session.run(index, level, &mut collected, &mut show))?.is_none();
         drop(shown);
         measured.add(&session, level, &collected);
         if is_stopped {
@@ -126,7 +125,9 @@ impl Measured {
         let mut errors = collected.errors();
         self.first_error = self.first_error.take().or_else(|| errors.next().map(|(_, _, words)| words.to_owned()));
         let row = session.row(level, collected, COMMIT);
-        let figure = |pointer: &str| row.pointer(pointer).and_then(Value::as_f64).map_or_else(|| "-".to_owned(), taper_bench::figure);
+        let figure = |pointer: &str| {
+            row.pointer(pointer).and_then(Value::as_f64).map_or_else(|| "-".to_owned(), taper_bench::figure)
+        };
         say(&format!(
             "{}: {} requests, {} failed, {} tokens/s, first token after {} ms",
             level.load,
