@@ -244,6 +244,27 @@ async fn a_call_that_is_required_comes_whatever_the_model_would_say() {
 }
 
 #[tokio::test]
+async fn a_call_that_is_cut_short_is_none() {
+    let state = serve(willing_to_say(roomy(), CALL));
+    for (limit, reason, stop) in [
+        (json!({ "stop_sequences": ["\": 5"] }), "stop_sequence", json!("\": 5")),
+        (json!({ "max_tokens": 50 }), "max_tokens", Value::Null),
+    ] {
+        let choice = json!({ "type": "any", "disable_parallel_tool_use": true });
+        let mut fields = json!({ "tools": [weather()], "tool_choice": choice, "thinking": { "type": "disabled" } });
+        fields["temperature"] = 0.into();
+        fields.as_object_mut().unwrap().extend(limit.as_object().unwrap().clone());
+        let message = ask(&state, &fields).await.json();
+        assert_eq!(message["content"], json!([]), "{message}");
+        assert_eq!((&message["stop_reason"], &message["stop_sequence"]), (&json!(reason), &stop));
+        fields["stream"] = true.into();
+        let events = ask(&state, &fields).await.events();
+        let delta = events.iter().find(|event| event["type"] == "message_delta").unwrap();
+        assert_eq!((&delta["delta"]["stop_reason"], &delta["delta"]["stop_sequence"]), (&json!(reason), &stop));
+    }
+}
+
+#[tokio::test]
 async fn an_answer_keeps_to_its_schema() {
     let state = serve(StubRunner::with_logits(roomy(), |_, _| ()));
     let schema = json!({ "type": "object", "properties": { "x": { "enum": [7] } }, "required": ["x"], "additionalProperties": false });

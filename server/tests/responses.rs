@@ -227,6 +227,19 @@ async fn a_call_that_is_required_comes_whatever_the_model_would_say() {
 }
 
 #[tokio::test]
+async fn a_stop_string_inside_a_call_leaves_it_incomplete() {
+    let state = serve_with(willing_to_say(roomy(), CALL), &TEMPLATE.replace("think>", "b>"));
+    let parameters = json!({ "type": "object", "properties": { "city": { "type": "integer" } }, "required": ["city"] });
+    let tool = json!({ "type": "function", "name": "weather", "parameters": parameters });
+    let mut fields = json!({ "tools": [tool], "tool_choice": "required", "parallel_tool_calls": false });
+    fields["temperature"] = 0.into();
+    fields["stop"] = json!(["\": 5"]);
+    let call = json!({ "id": null, "type": "function_call", "status": "incomplete", "call_id": null, "name": "weather", "arguments": "{\"city" });
+    let response = check(&state, fields, &[call], "incomplete").await;
+    assert_eq!(response["incomplete_details"], json!({ "reason": "stop" }));
+}
+
+#[tokio::test]
 async fn every_token_of_a_text_has_its_logprobs_where_they_are_asked_for() {
     let state = answering("Yes");
     for fields in

@@ -187,7 +187,10 @@ fn response() -> Value {
         ("total_tokens", integer("Both.")),
     ]);
     let error = all(vec![("code", nullable(string(""))), ("message", string(""))]);
-    let reason = all(vec![("reason", json!({ "const": "max_output_tokens" }))]);
+    let reason = all(vec![(
+        "reason",
+        one_of(&["max_output_tokens", "stop"], "The latter: a stop string was met inside a call, which has no end."),
+    )]);
     all(vec![
         ("id", string("The response's; nothing can be asked by it.")),
         ("object", json!({ "const": "response" })),

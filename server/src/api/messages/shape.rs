@@ -83,11 +83,16 @@ impl Block {
             Block::Thinking(text) => json!({ "type": "thinking", "thinking": text, "signature": "" }),
             Block::Text(text) => json!({ "type": "text", "text": text, "citations": null }),
             Block::ToolUse { id, name, input } => {
-                // A limit can cut a call short; then there is nothing to call it with.
                 let input = serde_json::from_str(input).ok().filter(Value::is_object).unwrap_or_else(|| json!({}));
                 json!({ "type": "tool_use", "id": id, "name": name, "input": input })
             }
         }
+    }
+
+    /// Whether it is a call that a limit or a stop string cut short: there is nothing to call it with.
+    fn is_cut(&self) -> bool {
+        let Block::ToolUse { input, .. } = self else { return false };
+        !serde_json::from_str::<Value>(input).is_ok_and(|input| input.is_object())
     }
 }
 
@@ -96,8 +101,8 @@ fn stop_reason(end: &End) -> (&'static str, Option<&str>) {
     match (end.ending, &end.stop) {
         (Ending::Length, _) => ("max_tokens", None),
         (Ending::ToolCalls, _) => ("tool_use", None),
-        (Ending::Stop, Some(stop)) => ("stop_sequence", Some(stop)),
-        (Ending::Stop, None) => ("end_turn", None),
+        (Ending::Stop | Ending::StopInCall, Some(stop)) => ("stop_sequence", Some(stop)),
+        (Ending::Stop | Ending::StopInCall, None) => ("end_turn", None),
     }
 }
 
@@ -163,7 +168,8 @@ impl Protocol for Message {
     }
 
     fn whole(self) -> Value {
-        let content: Vec<Value> = self.blocks.iter().map(Block::to_json).collect();
+        // In a stream a client sees by itself that the input of a block does not end.
+        let content: Vec<Value> = self.blocks.iter().filter(|block| !block.is_cut()).map(Block::to_json).collect();
         self.to_json(&content)
     }
 }

@@ -38,6 +38,7 @@ pub(super) struct Response {
     echo: Map<String, Value>,
     items: Vec<Item>,
     status: Status,
+    incomplete_because: Option<&'static str>,
     error: Value,
     usage: Value,
     /// Events so far.
@@ -56,6 +57,7 @@ impl Response {
             echo,
             items: Vec::new(),
             status: Status::InProgress,
+            incomplete_because: None,
             error: Value::Null,
             usage: Value::Null,
             sequence: 0,
@@ -63,7 +65,7 @@ impl Response {
     }
 
     fn to_json(&self) -> Value {
-        let details = (self.status == Status::Incomplete).then(|| json!({ "reason": "max_output_tokens" }));
+        let details = self.incomplete_because.map(|reason| json!({ "reason": reason }));
         let last = self.items.len().saturating_sub(1);
         let status_of = |index| if index == last { self.status } else { Status::Completed };
         let output =
@@ -245,9 +247,15 @@ impl Protocol for Response {
         if self.items.is_empty() {
             self.begin_item(Kind::Message { logprobs: Vec::new() }, events);
         }
-        let (status, kind) = match end.ending {
-            Ending::Length => (Status::Incomplete, "response.incomplete"),
-            Ending::Stop | Ending::ToolCalls => (Status::Completed, "response.completed"),
+        self.incomplete_because = match end.ending {
+            Ending::Length => Some("max_output_tokens"),
+            // OpenAI's interface has no stop strings, and so no word for this.
+            Ending::StopInCall => Some("stop"),
+            Ending::Stop | Ending::ToolCalls => None,
+        };
+        let (status, kind) = match self.incomplete_because {
+            Some(_) => (Status::Incomplete, "response.incomplete"),
+            None => (Status::Completed, "response.completed"),
         };
         self.end_item(status.name(), events);
         (self.status, self.usage) = (status, usage(totals));
