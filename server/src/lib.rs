@@ -14,6 +14,7 @@
 
 mod access;
 mod access_log;
+mod account_fields;
 mod answer;
 mod api;
 mod body;

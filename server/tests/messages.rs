@@ -364,6 +364,7 @@ async fn what_is_wrong_is_refused_by_its_place_in_anthropics_words() {
         (json!({ "output_config": { "effort": "some" } }), "output_config.effort must be"),
         (json!({ "output_config": { "format": { "type": "xml" } } }), "output_config.format.type must be"),
         (json!({ "mcp_servers": [{}] }), "mcp_servers is not supported"),
+        (json!({ "metadata": "m" }), "metadata must be an object"),
         (json!({ "n": 2 }), "n is not supported"),
         (json!({ "temperature": 3 }), "temperature must be"),
         (said(json!("x".repeat(5000))), "prompt is too long: "),

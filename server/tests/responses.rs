@@ -303,6 +303,14 @@ async fn what_came_is_repeated() {
 }
 
 #[tokio::test]
+async fn tools_that_are_large_are_repeated_too() {
+    let description = "long ".repeat(taper_server::limits::SMALL_BODY_BYTES / 4);
+    let fields = json!({ "tools": [{ "type": "function", "name": "f", "description": description }], "tool_choice": "none" });
+    let response = check(&answering("x"), fields.clone(), &[message("x", "completed")], "completed").await;
+    assert_eq!(response["tools"], fields["tools"]);
+}
+
+#[tokio::test]
 async fn what_is_not_done_but_harmless_is_told() {
     let fields = json!({ "include": ["reasoning.encrypted_content"], "reasoning": { "summary": "auto" }, "store": false, "other": 1 });
     let answer = ask(&answering("x"), &fields).await;
@@ -340,6 +348,8 @@ async fn what_is_wrong_or_would_need_a_memory_is_refused_by_name() {
         (json!({ "text": { "format": { "type": "json_schema", "schema": false } } }), "text.format.schema", ""),
         (json!({ "text": { "verbosity": "low" } }), "text.verbosity", "low"),
         (json!({ "metadata": { "a": 1 } }), "metadata", "strings"),
+        (json!({ "metadata": { "a": "v".repeat(513) } }), "metadata", "at most 512"),
+        (json!({ "user": 5 }), "user", "a string"),
         (json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type", "web_search"),
         (json!({ "tools": [{ "type": "function" }] }), "tools[0].name", "missing"),
         (json!({ "tool_choice": "required" }), "tool_choice", "no tools"),

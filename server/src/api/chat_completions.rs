@@ -21,7 +21,7 @@ use crate::generation::Generation;
 use crate::parameters::Parameters;
 use crate::state::{Served, ServerState};
 use crate::token_json::TokenWriter;
-use crate::{api, body, unsupported};
+use crate::{account_fields, api, body, unsupported};
 
 mod messages;
 mod shape;
@@ -69,6 +69,7 @@ fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared
     parameters.details.logprobs = read_logprobs(&mut fields)?;
     parameters.sampling.logprobs = parameters.details.logprobs;
     parameters.check(served)?;
+    account_fields::take(&mut fields)?;
     let conversation = conversation(&mut fields, served)?;
     let ignored = unsupported::check_rest(fields, state)?;
     let chat::Prepared { prompt, reading } = chat::prepare(served, &conversation, &mut parameters)?;

@@ -43,6 +43,10 @@ pub(crate) trait Protocol: Send + Unpin + 'static {
     fn fail(&mut self, error: &ApiError, events: &mut Events);
     /// What fills a pause in a stream.
     fn pause(&self) -> Bytes;
+    /// Whether the complete answer takes long to write, whatever the model said.
+    fn is_large(&self) -> bool {
+        false
+    }
     /// The complete answer.
     fn whole(self) -> Value;
 }
@@ -102,8 +106,8 @@ pub(crate) async fn send<P: Protocol>(
         stream(running, context.state.timeouts().keep_alive).await?
     } else {
         let protocol = running.complete().await?;
+        let is_large = parameters.details.logprobs.is_some() || protocol.is_large();
         let write = move || protocol.whole().to_string();
-        let is_large = parameters.details.logprobs.is_some();
         let text = if is_large { context.state.work().write(write).await? } else { write() };
         ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], text).into_response()
     };

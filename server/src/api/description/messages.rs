@@ -155,6 +155,7 @@ fn request(required: &[&str]) -> Value {
             ]),
         ),
         ("output_format", format),
+        ("metadata", map("Accepted; changes nothing.")),
         ("service_tier", one_of(&["auto", "standard_only"], "Accepted; changes nothing.")),
         ("container", json!({ "description": "Not supported." })),
         ("mcp_servers", json!({ "description": "Not supported." })),

@@ -8,6 +8,7 @@ use crate::chat::{ChatPart, ChatPiece, End, Ending, Events, Protocol};
 use crate::errors::ApiError;
 use crate::generation::Totals;
 use crate::token_json::TokenWriter;
+use crate::work::HeldBytes;
 
 /// Where a response stands.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -36,6 +37,8 @@ pub(super) struct Response {
     created: u64,
     writer: TokenWriter,
     echo: Map<String, Value>,
+    /// The bytes of `echo`, if they are many.
+    held: HeldBytes,
     items: Vec<Item>,
     status: Status,
     incomplete_because: Option<&'static str>,
@@ -46,8 +49,8 @@ pub(super) struct Response {
 }
 
 impl Response {
-    /// A response that repeats `echo`.
-    pub(super) fn new(model: &str, writer: TokenWriter, echo: Map<String, Value>) -> Response {
+    /// A response that repeats `echo`, whose bytes are `held`.
+    pub(super) fn new(model: &str, writer: TokenWriter, echo: Map<String, Value>, held: HeldBytes) -> Response {
         let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Response {
             id: format!("resp_{}", uuid::Uuid::new_v4().simple()),
@@ -55,6 +58,7 @@ impl Response {
             created: since_1970.map_or(0, |duration| duration.as_secs()),
             writer,
             echo,
+            held,
             items: Vec::new(),
             status: Status::InProgress,
             incomplete_because: None,
@@ -272,6 +276,10 @@ impl Protocol for Response {
 
     fn pause(&self) -> Bytes {
         Bytes::from_static(b": keep-alive\n\n")
+    }
+
+    fn is_large(&self) -> bool {
+        self.held.are_many()
     }
 
     fn whole(self) -> Value {
