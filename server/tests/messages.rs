@@ -244,6 +244,13 @@ async fn a_call_that_is_required_comes_whatever_the_model_would_say() {
 }
 
 #[tokio::test]
+async fn a_tool_has_a_name_of_up_to_128_letters() {
+    let tool = |len: usize| json!({ "tools": [{ "name": "n".repeat(len), "input_schema": {} }] });
+    assert_eq!(ask(&answering("x"), &tool(128)).await.status, 200);
+    check_error(&ask(&answering("x"), &tool(129)).await, 400, "invalid_request_error", "1 to 128");
+}
+
+#[tokio::test]
 async fn a_call_that_is_cut_short_is_none() {
     let state = serve(willing_to_say(roomy(), CALL));
     for (limit, reason, stop) in [

@@ -224,7 +224,7 @@ fn message() -> Value {
 fn tool() -> Value {
     let function = object(
         vec![
-            ("name", string("1 to 64 letters, digits, _ and -.")),
+            ("name", string("1 to 128 letters, digits, _ and -.")),
             ("description", string("What it is for.")),
             ("parameters", map("The JSON schema of its arguments.")),
             ("strict", boolean("Arguments always follow the schema.")),

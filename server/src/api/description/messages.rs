@@ -110,7 +110,7 @@ fn request(required: &[&str]) -> Value {
     let tool = object(
         vec![
             ("type", one_of(&["custom"], "Others are refused: this server has no tools of its own.")),
-            ("name", string("")),
+            ("name", string("1 to 128 letters, digits, _ and -.")),
             ("description", string("")),
             ("input_schema", map("The JSON schema of its input.")),
             ("strict", boolean("Calls keep to the schema also where none is required.")),
