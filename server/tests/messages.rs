@@ -329,6 +329,19 @@ async fn tokens_are_counted_without_a_limit_of_the_answer() {
     assert_eq!(answer.json(), json!({ "input_tokens": tokens.len() }));
 }
 
+#[tokio::test]
+async fn what_does_not_fit_is_counted_too() {
+    let said = |len: usize| json!({ "messages": [{ "role": "user", "content": "x".repeat(len) }] });
+    // Far more than the context has room for, whatever the tokens are.
+    let state = answering("x");
+    let answer = post(&state, "/v1/messages/count_tokens", &said(300_000)).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    assert!(answer.json()["input_tokens"].as_u64().unwrap() > 300_000);
+    check_error(&ask(&state, &said(300_000)).await, 400, "invalid_request_error", "too long: at least ");
+    let answer = post(&state, "/v1/messages/count_tokens", &said(taper_server::limits::MAX_COUNTED_BYTES)).await;
+    check_error(&answer, 400, "invalid_request_error", "8388608 are counted");
+}
+
 fn check_error(answer: &Answer, status: u16, kind: &str, part: &str) {
     assert_eq!(answer.status, status, "{}", answer.body);
     let body = answer.json();
