@@ -330,6 +330,17 @@ async fn tokens_are_counted_without_a_limit_of_the_answer() {
 }
 
 #[tokio::test]
+async fn a_system_without_blocks_is_none() {
+    let state = answering("x");
+    let input_of = |fields: Value| {
+        let body = with(&fields);
+        let state = state.clone();
+        async move { post(&state, "/v1/messages/count_tokens", &body).await.json()["input_tokens"].clone() }
+    };
+    assert_eq!(input_of(json!({ "system": [] })).await, input_of(json!({})).await);
+}
+
+#[tokio::test]
 async fn what_does_not_fit_is_counted_too() {
     let said = |len: usize| json!({ "messages": [{ "role": "user", "content": "x".repeat(len) }] });
     // Far more than the context has room for, whatever the tokens are.
@@ -364,6 +375,7 @@ async fn what_is_wrong_is_refused_by_its_place_in_anthropics_words() {
         (json!({ "messages": [{ "role": "system", "content": "S" }] }), "messages[0].role must be user or assistant"),
         (json!({ "messages": [{ "role": "assistant", "content": "A" }] }), "must end with a message of the user"),
         (said(json!(5)), "messages[0].content must be"),
+        (said(json!([])), "messages[0].content must hold at least one block"),
         (
             said(json!([{ "type": "image", "source": {} }])),
             "messages[0].content[0].type must be text or tool_result, got \"image\"",

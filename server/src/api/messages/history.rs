@@ -10,7 +10,8 @@ use crate::fields::{Fields, show};
 /// Takes both.
 pub(super) fn take(fields: &mut Fields) -> Result<Vec<ChatMessage>, ApiError> {
     let mut messages = Vec::new();
-    if let Some(system) = fields.take("system") {
+    let says_something = |system: &Value| system.as_array().is_none_or(|blocks| !blocks.is_empty());
+    if let Some(system) = fields.take("system").filter(says_something) {
         messages.push(ChatMessage::new("system", texts("system", system)?));
     }
     let Some(items) = fields.array("messages")? else {
@@ -124,7 +125,11 @@ fn read_user(
     names: &CallNames,
 ) -> Result<(), ApiError> {
     let mut said: Vec<String> = Vec::new();
-    for mut block in blocks(path, content)? {
+    let blocks = blocks(path, content)?;
+    if blocks.is_empty() {
+        return Err(ApiError::invalid(path, format!("{path} must hold at least one block")));
+    }
+    for mut block in blocks {
         match kind_of(&mut block)?.as_str() {
             "text" => said.push(needed(&mut block, "text")?),
             "tool_result" => {

@@ -13,6 +13,7 @@ pub(super) fn take(fields: &mut Fields) -> Result<Vec<ChatMessage>, ApiError> {
     if let Some(instructions) = fields.string("instructions")? {
         messages.push(ChatMessage::new("system", instructions));
     }
+    let has_instructions = !messages.is_empty();
     match fields.take("input") {
         Some(Value::String(text)) => messages.push(ChatMessage::new("user", text)),
         Some(Value::Array(items)) if !items.is_empty() => {
@@ -21,6 +22,11 @@ pub(super) fn take(fields: &mut Fields) -> Result<Vec<ChatMessage>, ApiError> {
                 let message = read_item(Fields::nested(&format!("input[{index}]"), item)?, &names)?;
                 names.note(&message.tool_calls);
                 messages.push(message);
+            }
+            let first = usize::from(has_instructions);
+            if messages[first..].iter().all(says_nothing) {
+                let message = "input says nothing: its items have no text, no call and no result of one";
+                return Err(ApiError::invalid("input", message));
             }
         }
         Some(Value::Array(_)) => return Err(ApiError::invalid("input", "input must hold at least one item")),
@@ -31,6 +37,14 @@ pub(super) fn take(fields: &mut Fields) -> Result<Vec<ChatMessage>, ApiError> {
         None => return Err(ApiError::missing("input", "input is missing; it is a text or an array of items")),
     }
     Ok(merge_turns(messages))
+}
+
+/// Whether there is nothing in a message; a result of a tool may be empty.
+fn says_nothing(message: &ChatMessage) -> bool {
+    message.content.is_empty()
+        && message.tool_calls.is_empty()
+        && message.reasoning_content.is_none()
+        && message.role != "tool"
 }
 
 fn missing(name: &str) -> ApiError {
