@@ -229,6 +229,15 @@ async fn a_call_is_a_block_with_its_input() {
 }
 
 #[tokio::test]
+async fn numbers_of_a_call_are_told_as_the_model_wrote_them() {
+    let written = "{\"city\": 123456789012345678901234567890, \"x\": 1.10}";
+    let call = format!("<tool_call>\n{{\"name\": \"weather\", \"arguments\": {written}}}\n</tool_call>");
+    let answer = ask(&answering(&call), &json!({ "tools": [weather()] })).await;
+    assert_eq!(answer.json()["content"][0]["name"], "weather");
+    assert!(answer.body.contains(&format!("\"input\":{written}")), "{}", answer.body);
+}
+
+#[tokio::test]
 async fn a_call_that_is_required_comes_whatever_the_model_would_say() {
     let state = serve(StubRunner::with_logits(roomy(), |_, _| ()));
     for choice in [json!({ "type": "any" }), json!({ "type": "tool", "name": "weather" })] {

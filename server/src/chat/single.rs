@@ -47,8 +47,8 @@ pub(crate) trait Protocol: Send + Unpin + 'static {
     fn is_large(&self) -> bool {
         false
     }
-    /// The complete answer.
-    fn whole(self) -> Value;
+    /// The complete answer, as JSON.
+    fn whole(self) -> String;
 }
 
 /// Why an answer ended.
@@ -107,7 +107,7 @@ pub(crate) async fn send<P: Protocol>(
     } else {
         let protocol = running.complete().await?;
         let is_large = parameters.details.logprobs.is_some() || protocol.is_large();
-        let write = move || protocol.whole().to_string();
+        let write = move || protocol.whole();
         let text = if is_large { context.state.work().write(write).await? } else { write() };
         ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], text).into_response()
     };

@@ -31,14 +31,15 @@ impl Message {
         Message { id, model: model.to_owned(), prompt_tokens, blocks: Vec::new(), end: None }
     }
 
-    fn to_json(&self, content: &[Value]) -> Value {
+    /// The message with no content yet.
+    fn to_json(&self) -> Value {
         let (reason, stop) = self.end.as_ref().map(|(end, _)| stop_reason(end)).unzip();
         json!({
             "id": self.id,
             "type": "message",
             "role": "assistant",
             "model": self.model,
-            "content": content,
+            "content": [],
             "stop_reason": reason,
             "stop_sequence": stop.flatten(),
             "usage": self.usage(),
@@ -77,15 +78,24 @@ impl Message {
 }
 
 impl Block {
+    /// The block as it begins: a call has no input yet.
     fn to_json(&self) -> Value {
         match self {
             // Nobody needs to prove who thought it.
             Block::Thinking(text) => json!({ "type": "thinking", "thinking": text, "signature": "" }),
             Block::Text(text) => json!({ "type": "text", "text": text, "citations": null }),
+            Block::ToolUse { id, name, .. } => json!({ "type": "tool_use", "id": id, "name": name, "input": {} }),
+        }
+    }
+
+    /// The whole block as JSON. The input is the model's own text, whose numbers a value would round.
+    fn to_text(&self) -> String {
+        match self {
             Block::ToolUse { id, name, input } => {
-                let input = serde_json::from_str(input).ok().filter(Value::is_object).unwrap_or_else(|| json!({}));
-                json!({ "type": "tool_use", "id": id, "name": name, "input": input })
+                let (id, name) = (Value::from(id.as_str()), Value::from(name.as_str()));
+                format!("{{\"type\":\"tool_use\",\"id\":{id},\"name\":{name},\"input\":{}}}", input.trim())
             }
+            _ => self.to_json().to_string(),
         }
     }
 
@@ -108,7 +118,7 @@ fn stop_reason(end: &End) -> (&'static str, Option<&str>) {
 
 impl Protocol for Message {
     fn begin(&mut self, events: &mut Events) {
-        events.send(|| json!({ "type": "message_start", "message": self.to_json(&[]) }));
+        events.send(|| json!({ "type": "message_start", "message": self.to_json() }));
         events.send(|| json!({ "type": "ping" }));
     }
 
@@ -152,7 +162,7 @@ impl Protocol for Message {
         self.end_block(events);
         self.end = Some((end, *totals));
         events.send(|| {
-            let message = self.to_json(&[]);
+            let message = self.to_json();
             let delta = json!({ "stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"] });
             json!({ "type": "message_delta", "delta": delta, "usage": message["usage"] })
         });
@@ -167,9 +177,16 @@ impl Protocol for Message {
         Self::frame(&json!({ "type": "ping" }))
     }
 
-    fn whole(self) -> Value {
+    fn whole(self) -> String {
         // In a stream a client sees by itself that the input of a block does not end.
-        let content: Vec<Value> = self.blocks.iter().filter(|block| !block.is_cut()).map(Block::to_json).collect();
-        self.to_json(&content)
+        let content: Vec<String> = self.blocks.iter().filter(|block| !block.is_cut()).map(Block::to_text).collect();
+        let mut message = self.to_json();
+        if let Value::Object(fields) = &mut message {
+            fields.remove("content");
+        }
+        let mut text = message.to_string();
+        // Its closing brace.
+        text.pop();
+        format!("{text},\"content\":[{}]}}", content.join(","))
     }
 }

@@ -282,7 +282,7 @@ impl Protocol for Response {
         self.held.are_many()
     }
 
-    fn whole(self) -> Value {
-        self.to_json()
+    fn whole(self) -> String {
+        self.to_json().to_string()
     }
 }
