@@ -24,10 +24,26 @@ struct Inner {
     message: String,
     param: Option<String>,
     code: Option<&'static str>,
-    /// (tokens of the prompt, tokens of the context), for a prompt that does not fit.
-    overflow: Option<(usize, usize)>,
+    /// For a prompt that does not fit.
+    overflow: Option<Overflow>,
     retry_after_s: Option<u64>,
     closes: bool,
+}
+
+/// A prompt that does not fit.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Overflow {
+    pub(crate) num_tokens: usize,
+    /// Whether there are no more than that.
+    pub(crate) is_exact: bool,
+    pub(crate) context_len: usize,
+}
+
+impl Overflow {
+    /// The number of tokens, in words.
+    pub(crate) fn shown(&self) -> String {
+        format!("{}{}", if self.is_exact { "" } else { "at least " }, self.num_tokens)
+    }
 }
 
 /// Seconds after which to ask again while a model loads.
@@ -96,27 +112,29 @@ impl ApiError {
 
     /// 400: the prompt has no room in the context. `exactly` is false where the prompt was too long to be worth counting.
     pub fn context_overflow(param: &str, prompt_tokens: usize, context_len: usize, exactly: bool) -> Self {
-        let at_least = if exactly { "" } else { "at least " };
+        let overflow = Overflow { num_tokens: prompt_tokens, is_exact: exactly, context_len };
+        let shown = overflow.shown();
         let mut error = Self::bad_request(format!(
-            "the prompt has {at_least}{prompt_tokens} tokens and the context of this model holds {context_len}, of which at \
+            "the prompt has {shown} tokens and the context of this model holds {context_len}, of which at \
              least one is for the answer; shorten the prompt or start the server with a larger --ctx"
         ))
         .param(param)
         .code("context_length_exceeded");
-        error.0.overflow = Some((prompt_tokens, context_len));
+        error.0.overflow = Some(overflow);
         error
     }
 
     /// 400: an input to be embedded is longer than the context. `exactly` as in [`ApiError::context_overflow`].
     pub fn input_too_long(param: &str, input_tokens: usize, context_len: usize, exactly: bool) -> Self {
-        let at_least = if exactly { "" } else { "at least " };
+        let overflow = Overflow { num_tokens: input_tokens, is_exact: exactly, context_len };
+        let shown = overflow.shown();
         let mut error = Self::bad_request(format!(
-            "{param} has {at_least}{input_tokens} tokens and the context of this model holds {context_len}; shorten it, have its end \
+            "{param} has {shown} tokens and the context of this model holds {context_len}; shorten it, have its end \
              alone embedded with truncate_prompt_tokens, or start the server with a larger --ctx"
         ))
         .param(param)
         .code("context_length_exceeded");
-        error.0.overflow = Some((input_tokens, context_len));
+        error.0.overflow = Some(overflow);
         error
     }
 
@@ -271,8 +289,8 @@ impl ApiError {
         &self.0.message
     }
 
-    /// Tokens of the prompt and of the context, for a prompt that does not fit.
-    pub(crate) fn overflow(&self) -> Option<(usize, usize)> {
+    /// What does not fit, for a prompt that does not.
+    pub(crate) fn overflow(&self) -> Option<Overflow> {
         self.0.overflow
     }
 
@@ -305,9 +323,9 @@ impl ApiError {
         let mut error = json!({
             "message": inner.message, "type": inner.kind, "param": inner.param, "code": inner.code,
         });
-        if let Some((prompt_tokens, context_len)) = inner.overflow {
-            error["n_prompt_tokens"] = prompt_tokens.into();
-            error["n_ctx"] = context_len.into();
+        if let Some(overflow) = inner.overflow {
+            error["n_prompt_tokens"] = overflow.num_tokens.into();
+            error["n_ctx"] = overflow.context_len.into();
         }
         json!({ "error": error })
     }

@@ -14,6 +14,7 @@
 
 mod access;
 mod access_log;
+mod account_fields;
 mod answer;
 mod api;
 mod body;
@@ -94,6 +95,8 @@ pub mod limits {
     pub const MAX_PROMPT_DETAIL_BYTES: usize = 64 << 20;
     /// Bytes of an answer that repeats what the request holds: its tokens, or their text.
     pub const MAX_TOLD_BYTES: usize = MAX_PROMPT_DETAIL_BYTES;
+    /// Bytes of a conversation, as the model reads it, whose tokens are counted though they do not fit.
+    pub const MAX_COUNTED_BYTES: usize = 8 << 20;
     /// Requests whose grammars are compiled, or wait for the compiler, at a time.
     pub const MAX_COMPILING: usize = 16;
     /// Tools per request.

@@ -76,7 +76,7 @@ impl Work {
     }
 }
 
-/// Bytes of one body that are held; given back when dropped.
+/// Bytes of one body, or of what an answer repeats of it, that are held; given back when dropped.
 #[derive(Debug)]
 pub(crate) struct HeldBytes {
     all: Arc<AtomicUsize>,
@@ -88,6 +88,11 @@ impl HeldBytes {
     /// The most that the body may have.
     pub(crate) fn max(&self) -> usize {
         self.max
+    }
+
+    /// Whether there are so many that they share the allowance.
+    pub(crate) fn are_many(&self) -> bool {
+        self.own > 0
     }
 
     /// Notes that the body has `len` bytes by now. Large bodies share one allowance, so that however many come together, the
@@ -200,6 +205,7 @@ mod tests {
         let work = Work::default();
         let (mut first, mut second, mut small) = (work.hold(), work.hold(), work.hold());
         assert!(first.grow(MAX_HELD_BYTES - 10).is_ok());
+        assert!(first.are_many() && !small.are_many());
         assert_eq!(second.grow(SMALL_BODY_BYTES + 1).unwrap_err().status(), 503);
         assert!(small.grow(SMALL_BODY_BYTES).is_ok());
         drop((first, second));

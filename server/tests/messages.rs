@@ -229,6 +229,15 @@ async fn a_call_is_a_block_with_its_input() {
 }
 
 #[tokio::test]
+async fn numbers_of_a_call_are_told_as_the_model_wrote_them() {
+    let written = "{\"city\": 123456789012345678901234567890, \"x\": 1.10}";
+    let call = format!("<tool_call>\n{{\"name\": \"weather\", \"arguments\": {written}}}\n</tool_call>");
+    let answer = ask(&answering(&call), &json!({ "tools": [weather()] })).await;
+    assert_eq!(answer.json()["content"][0]["name"], "weather");
+    assert!(answer.body.contains(&format!("\"input\":{written}")), "{}", answer.body);
+}
+
+#[tokio::test]
 async fn a_call_that_is_required_comes_whatever_the_model_would_say() {
     let state = serve(StubRunner::with_logits(roomy(), |_, _| ()));
     for choice in [json!({ "type": "any" }), json!({ "type": "tool", "name": "weather" })] {
@@ -240,6 +249,34 @@ async fn a_call_that_is_required_comes_whatever_the_model_would_say() {
         assert_eq!((content.len(), &content[0]["name"]), (1, &json!("weather")), "{message}");
         assert!(content[0]["input"].is_object());
         assert_eq!(message["stop_reason"], "tool_use");
+    }
+}
+
+#[tokio::test]
+async fn a_tool_has_a_name_of_up_to_128_letters() {
+    let tool = |len: usize| json!({ "tools": [{ "name": "n".repeat(len), "input_schema": {} }] });
+    assert_eq!(ask(&answering("x"), &tool(128)).await.status, 200);
+    check_error(&ask(&answering("x"), &tool(129)).await, 400, "invalid_request_error", "1 to 128");
+}
+
+#[tokio::test]
+async fn a_call_that_is_cut_short_is_none() {
+    let state = serve(willing_to_say(roomy(), CALL));
+    for (limit, reason, stop) in [
+        (json!({ "stop_sequences": ["\": 5"] }), "stop_sequence", json!("\": 5")),
+        (json!({ "max_tokens": 50 }), "max_tokens", Value::Null),
+    ] {
+        let choice = json!({ "type": "any", "disable_parallel_tool_use": true });
+        let mut fields = json!({ "tools": [weather()], "tool_choice": choice, "thinking": { "type": "disabled" } });
+        fields["temperature"] = 0.into();
+        fields.as_object_mut().unwrap().extend(limit.as_object().unwrap().clone());
+        let message = ask(&state, &fields).await.json();
+        assert_eq!(message["content"], json!([]), "{message}");
+        assert_eq!((&message["stop_reason"], &message["stop_sequence"]), (&json!(reason), &stop));
+        fields["stream"] = true.into();
+        let events = ask(&state, &fields).await.events();
+        let delta = events.iter().find(|event| event["type"] == "message_delta").unwrap();
+        assert_eq!((&delta["delta"]["stop_reason"], &delta["delta"]["stop_sequence"]), (&json!(reason), &stop));
     }
 }
 
@@ -301,6 +338,30 @@ async fn tokens_are_counted_without_a_limit_of_the_answer() {
     assert_eq!(answer.json(), json!({ "input_tokens": tokens.len() }));
 }
 
+#[tokio::test]
+async fn a_system_without_blocks_is_none() {
+    let state = answering("x");
+    let input_of = |fields: Value| {
+        let body = with(&fields);
+        let state = state.clone();
+        async move { post(&state, "/v1/messages/count_tokens", &body).await.json()["input_tokens"].clone() }
+    };
+    assert_eq!(input_of(json!({ "system": [] })).await, input_of(json!({})).await);
+}
+
+#[tokio::test]
+async fn what_does_not_fit_is_counted_too() {
+    let said = |len: usize| json!({ "messages": [{ "role": "user", "content": "x".repeat(len) }] });
+    // Far more than the context has room for, whatever the tokens are.
+    let state = answering("x");
+    let answer = post(&state, "/v1/messages/count_tokens", &said(300_000)).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    assert!(answer.json()["input_tokens"].as_u64().unwrap() > 300_000);
+    check_error(&ask(&state, &said(300_000)).await, 400, "invalid_request_error", "too long: at least ");
+    let answer = post(&state, "/v1/messages/count_tokens", &said(taper_server::limits::MAX_COUNTED_BYTES)).await;
+    check_error(&answer, 400, "invalid_request_error", "8388608 are counted");
+}
+
 fn check_error(answer: &Answer, status: u16, kind: &str, part: &str) {
     assert_eq!(answer.status, status, "{}", answer.body);
     let body = answer.json();
@@ -323,6 +384,7 @@ async fn what_is_wrong_is_refused_by_its_place_in_anthropics_words() {
         (json!({ "messages": [{ "role": "system", "content": "S" }] }), "messages[0].role must be user or assistant"),
         (json!({ "messages": [{ "role": "assistant", "content": "A" }] }), "must end with a message of the user"),
         (said(json!(5)), "messages[0].content must be"),
+        (said(json!([])), "messages[0].content must hold at least one block"),
         (
             said(json!([{ "type": "image", "source": {} }])),
             "messages[0].content[0].type must be text or tool_result, got \"image\"",
@@ -343,6 +405,7 @@ async fn what_is_wrong_is_refused_by_its_place_in_anthropics_words() {
         (json!({ "output_config": { "effort": "some" } }), "output_config.effort must be"),
         (json!({ "output_config": { "format": { "type": "xml" } } }), "output_config.format.type must be"),
         (json!({ "mcp_servers": [{}] }), "mcp_servers is not supported"),
+        (json!({ "metadata": "m" }), "metadata must be an object"),
         (json!({ "n": 2 }), "n is not supported"),
         (json!({ "temperature": 3 }), "temperature must be"),
         (said(json!("x".repeat(5000))), "prompt is too long: "),

@@ -227,6 +227,19 @@ async fn a_call_that_is_required_comes_whatever_the_model_would_say() {
 }
 
 #[tokio::test]
+async fn a_stop_string_inside_a_call_leaves_it_incomplete() {
+    let state = serve_with(willing_to_say(roomy(), CALL), &TEMPLATE.replace("think>", "b>"));
+    let parameters = json!({ "type": "object", "properties": { "city": { "type": "integer" } }, "required": ["city"] });
+    let tool = json!({ "type": "function", "name": "weather", "parameters": parameters });
+    let mut fields = json!({ "tools": [tool], "tool_choice": "required", "parallel_tool_calls": false });
+    fields["temperature"] = 0.into();
+    fields["stop"] = json!(["\": 5"]);
+    let call = json!({ "id": null, "type": "function_call", "status": "incomplete", "call_id": null, "name": "weather", "arguments": "{\"city" });
+    let response = check(&state, fields, &[call], "incomplete").await;
+    assert_eq!(response["incomplete_details"], json!({ "reason": "stop" }));
+}
+
+#[tokio::test]
 async fn every_token_of_a_text_has_its_logprobs_where_they_are_asked_for() {
     let state = answering("Yes");
     for fields in
@@ -290,6 +303,14 @@ async fn what_came_is_repeated() {
 }
 
 #[tokio::test]
+async fn tools_that_are_large_are_repeated_too() {
+    let description = "long ".repeat(taper_server::limits::SMALL_BODY_BYTES / 4);
+    let fields = json!({ "tools": [{ "type": "function", "name": "f", "description": description }], "tool_choice": "none" });
+    let response = check(&answering("x"), fields.clone(), &[message("x", "completed")], "completed").await;
+    assert_eq!(response["tools"], fields["tools"]);
+}
+
+#[tokio::test]
 async fn what_is_not_done_but_harmless_is_told() {
     let fields = json!({ "include": ["reasoning.encrypted_content"], "reasoning": { "summary": "auto" }, "store": false, "other": 1 });
     let answer = ask(&answering("x"), &fields).await;
@@ -313,6 +334,9 @@ async fn what_is_wrong_or_would_need_a_memory_is_refused_by_name() {
         (json!({ "input": null }), "input", "missing"),
         (json!({ "input": [] }), "input", "at least one"),
         (json!({ "input": 5 }), "input", "got 5"),
+        (item(json!({ "type": "reasoning", "summary": [] })), "input", "says nothing"),
+        (item(json!({ "role": "user", "content": [] })), "input", "says nothing"),
+        (json!({ "input": [{ "type": "reasoning", "summary": [] }], "instructions": "I" }), "input", "says nothing"),
         (item(json!({ "type": "item_reference", "id": "x" })), "input[0].type", "send the item"),
         (item(json!({ "type": "computer_call" })), "input[0].type", "computer_call"),
         (item(json!({ "content": "x" })), "input[0].role", "missing"),
@@ -327,6 +351,8 @@ async fn what_is_wrong_or_would_need_a_memory_is_refused_by_name() {
         (json!({ "text": { "format": { "type": "json_schema", "schema": false } } }), "text.format.schema", ""),
         (json!({ "text": { "verbosity": "low" } }), "text.verbosity", "low"),
         (json!({ "metadata": { "a": 1 } }), "metadata", "strings"),
+        (json!({ "metadata": { "a": "v".repeat(513) } }), "metadata", "at most 512"),
+        (json!({ "user": 5 }), "user", "a string"),
         (json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type", "web_search"),
         (json!({ "tools": [{ "type": "function" }] }), "tools[0].name", "missing"),
         (json!({ "tool_choice": "required" }), "tool_choice", "no tools"),

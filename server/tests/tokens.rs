@@ -209,6 +209,13 @@ async fn a_text_longer_than_the_context_is_counted_and_one_that_cannot_fit_is_re
 }
 
 #[tokio::test]
+async fn a_conversation_that_cannot_fit_is_counted() {
+    let body = json!({ "messages": [{ "role": "user", "content": "x".repeat(100_000) }] });
+    let counted = ask(&state(), "/v1/chat/completions/input_tokens", body).await;
+    assert!(counted["input_tokens"].as_u64().unwrap() > 100_000, "{counted}");
+}
+
+#[tokio::test]
 async fn unknown_fields_are_reported() {
     for (path, mut body) in [
         ("/tokenize", json!({ "prompt": "a" })),

@@ -320,18 +320,27 @@ async fn a_required_call_that_is_cut_off_is_told_as_far_as_it_came() {
 
 /// A model that writes this, as far as it may.
 fn willing(reply: &'static str) -> ServerState {
-    let end = end_token() as usize;
-    let runner = StubRunner::with_logits(roomy(), move |tokens, logits| {
-        let reply = reply.as_bytes();
-        let ends_with = |len: usize| {
-            tokens.len() >= len && tokens[tokens.len() - len..].iter().zip(reply).all(|(a, b)| *a == u32::from(*b))
-        };
-        let written = (0..=reply.len()).rev().find(|&len| ends_with(len)).unwrap_or(0);
-        logits[reply.get(written).map_or(end, |byte| usize::from(*byte))] = 30.0;
-        // Otherwise something that ends what is open.
-        logits[usize::from(b'}')] += 5.0;
-    });
-    serve(runner, None)
+    serve(willing_to_say(roomy(), reply), None)
+}
+
+#[tokio::test]
+async fn a_stop_string_inside_a_call_is_no_call_that_was_made() {
+    // A call that was guarded by a grammar is told as it comes, and its arguments are no JSON.
+    let fields = json!({ "tool_choice": "required", "parallel_tool_calls": false, "max_tokens": 300, "stop": ["\": 5"] });
+    let body = chat(&willing(CALL), with_tools(fields.clone())).await.json();
+    let choice = &body["choices"][0];
+    assert_eq!(choice["finish_reason"], "stop", "{body}");
+    assert_eq!(choice["message"]["tool_calls"][0]["function"]["arguments"], "{\"city", "{body}");
+    let mut streamed = with_tools(fields.clone());
+    streamed["stream"] = true.into();
+    let (_, reason, _) = assembled(&chat(&willing(CALL), streamed).await.chunks());
+    assert_eq!(reason, "stop");
+    // Behind its arguments a call is one.
+    let mut behind = with_tools(fields);
+    behind["stop"] = json!(["</tool_call>"]);
+    let body = chat(&willing(CALL), behind).await.json();
+    let choice = &body["choices"][0];
+    assert_eq!((calls_of(&choice["message"]).len(), &choice["finish_reason"]), (1, &json!("tool_calls")), "{body}");
 }
 
 #[tokio::test]

@@ -65,6 +65,8 @@ pub struct AnswerParser {
     /// What is not told yet.
     buffer: String,
     num_calls: usize,
+    /// Whether the call that was told last has not ended.
+    has_open_call: bool,
     /// Whether a call may begin without its mark: nothing but calls was told since the answer began.
     is_fresh: bool,
 }
@@ -102,7 +104,7 @@ impl AnswerParser {
             Some((_, ReasoningStart::Over)) => State::Between,
             None => State::Text,
         };
-        AnswerParser { syntax, state, buffer: String::new(), num_calls: 0, is_fresh: true }
+        AnswerParser { syntax, state, buffer: String::new(), num_calls: 0, has_open_call: false, is_fresh: true }
     }
 
     /// Takes the next piece of the answer and returns what is certain by now.
@@ -124,6 +126,11 @@ impl AnswerParser {
     /// Calls told so far.
     pub fn num_calls(&self) -> usize {
         self.num_calls
+    }
+
+    /// Whether the call that was told last has arguments that do not end, or not yet.
+    pub fn has_open_call(&self) -> bool {
+        self.has_open_call
     }
 
     fn advance(&mut self, is_end: bool) -> Vec<AnswerPart> {
@@ -257,10 +264,12 @@ impl AnswerParser {
             }
             Found::Begun { name, end } => {
                 self.begin_call(name, parts);
+                self.has_open_call = true;
                 self.buffer.drain(..end);
                 Step::Again
             }
-            Found::Arguments { end } => {
+            Found::Arguments { end, is_last } => {
+                self.has_open_call = !is_last;
                 let text: String = self.buffer.drain(..end).collect();
                 self.add_arguments(text, parts);
                 Step::Again

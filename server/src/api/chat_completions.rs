@@ -21,7 +21,7 @@ use crate::generation::Generation;
 use crate::parameters::Parameters;
 use crate::state::{Served, ServerState};
 use crate::token_json::TokenWriter;
-use crate::{api, body, unsupported};
+use crate::{account_fields, api, body, unsupported};
 
 mod messages;
 mod shape;
@@ -63,17 +63,30 @@ pub(crate) async fn chat_completions(
     answer::send(shape, answers, &request.parameters, &context).await
 }
 
+/// A request as it was read.
+struct Asked {
+    parameters: Parameters,
+    conversation: Conversation,
+    ignored: Vec<String>,
+}
+
 fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared, ApiError> {
+    let Asked { mut parameters, conversation, ignored } = read(body, state, served)?;
+    let chat::Prepared { prompt, reading } = chat::prepare(served, &conversation, &mut parameters)?;
+    parameters.check_told_of_prompts(prompt.len(), false)?;
+    Ok(Prepared { parameters, prompt, reading, ignored })
+}
+
+fn read(body: &[u8], state: &ServerState, served: &Served) -> Result<Asked, ApiError> {
     let mut fields = Fields::new(body::parse_object(body)?);
     let mut parameters = Parameters::take(&mut fields, state, served)?;
     parameters.details.logprobs = read_logprobs(&mut fields)?;
     parameters.sampling.logprobs = parameters.details.logprobs;
     parameters.check(served)?;
+    account_fields::take(&mut fields)?;
     let conversation = conversation(&mut fields, served)?;
     let ignored = unsupported::check_rest(fields, state)?;
-    let chat::Prepared { prompt, reading } = chat::prepare(served, &conversation, &mut parameters)?;
-    parameters.check_told_of_prompts(prompt.len(), false)?;
-    Ok(Prepared { parameters, prompt, reading, ignored })
+    Ok(Asked { parameters, conversation, ignored })
 }
 
 /// The conversation of a request, with its tools and what the template is told.
@@ -102,8 +115,8 @@ pub(crate) fn count_tokens(
     state: &ServerState,
     served: &Served,
 ) -> Result<(usize, Vec<String>), ApiError> {
-    let Prepared { prompt, ignored, .. } = prepare(body, state, served)?;
-    Ok((prompt.len(), ignored))
+    let Asked { conversation, ignored, .. } = read(body, state, served)?;
+    Ok((chat::count(served, &conversation)?, ignored))
 }
 
 /// `logprobs` asks for those of the chosen tokens, `top_logprobs` for the most probable ones beside them.

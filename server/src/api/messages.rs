@@ -53,6 +53,7 @@ pub(crate) async fn count_tokens(
 
 /// A request that is not answered needs no `max_tokens`.
 pub(crate) fn read_count_tokens(body: &[u8], state: &ServerState, served: &Served) -> Result<Reply, ApiError> {
-    let request::Prepared { prompt, ignored, .. } = request::read(body, state, served)?;
-    Ok(Reply { text: json!({ "input_tokens": prompt.len() }).to_string(), ignored })
+    let request::Asked { conversation, ignored, .. } = request::read(body, state, served)?;
+    let num_tokens = chat::count(served, &conversation)?;
+    Ok(Reply { text: json!({ "input_tokens": num_tokens }).to_string(), ignored })
 }

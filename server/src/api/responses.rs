@@ -35,7 +35,10 @@ pub(crate) async fn responses(
     admitted.compile(&state, &mut request.parameters, std::slice::from_ref(&request.prompt)).await?;
     let api::Admitted { served, active, time_limit, .. } = admitted;
     let writer = TokenWriter::new(&served.model.tokenizer, request.parameters.details);
-    let shape = shape::Response::new(&served.model.id, writer, request.echo);
+    // What the answer repeats lives as long as the answer.
+    let mut held = state.work().hold();
+    held.grow(request.echo_len)?;
+    let shape = shape::Response::new(&served.model.id, writer, request.echo, held);
     let prompts = vec![request.prompt];
     let generation = Generation::start(&served, prompts, &request.parameters, "input", (active, time_limit))?;
     let answers = ChatStream::new(generation, &request.reading);

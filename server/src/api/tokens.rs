@@ -50,7 +50,7 @@ pub(crate) async fn apply_template(
     api::admit(&state, &headers, body).await?.read(&state, read_apply_template).await
 }
 
-/// The prompt's length of a chat request, which is checked as if it were to be answered.
+/// The prompt's length of a chat request, whose fields are checked as if it were to be answered; it need not fit.
 pub(crate) async fn input_tokens(
     State(state): State<ServerState>,
     headers: HeaderMap,

@@ -1,5 +1,7 @@
 //! What protocols have in common when they tell of former turns: calls as templates know them, and turns that are one.
 
+use std::collections::HashMap;
+
 use serde_json::{Value, json};
 use taper_text::ChatMessage;
 
@@ -20,10 +22,24 @@ pub(crate) fn arguments_of(text: String) -> Value {
     }
 }
 
-/// The tool that was called under an id: some templates ask for it beside the result.
-pub(crate) fn name_of_call(messages: &[ChatMessage], id: &str) -> Option<String> {
-    let mut calls = messages.iter().rev().flat_map(|message| &message.tool_calls);
-    calls.find(|call| call["id"] == id).and_then(|call| call["function"]["name"].as_str()).map(str::to_owned)
+/// The tools of former calls by the ids of these: some templates ask for the name beside the result.
+#[derive(Debug, Default)]
+pub(crate) struct CallNames(HashMap<String, String>);
+
+impl CallNames {
+    /// Notes calls as [`call_of`] makes them. Of two with one id the later counts.
+    pub(crate) fn note(&mut self, calls: &[Value]) {
+        for call in calls {
+            if let (Some(id), Some(name)) = (call["id"].as_str(), call["function"]["name"].as_str()) {
+                self.0.insert(id.to_owned(), name.to_owned());
+            }
+        }
+    }
+
+    /// The tool that was called under an id.
+    pub(crate) fn of(&self, id: &str) -> Option<String> {
+        self.0.get(id).cloned()
+    }
 }
 
 /// Makes one message of several of a role that follow each other, since many templates want turns to alternate. Results of
@@ -87,6 +103,15 @@ mod tests {
             message("system", "j"),
         ];
         assert_eq!(merged, expected);
+    }
+
+    #[test]
+    fn a_call_is_known_by_its_id_from_then_on() {
+        let mut names = CallNames::default();
+        assert_eq!(names.of("1"), None);
+        names.note(&[call_of("1", "f", &json!({})), call_of("2", "g", &json!({}))]);
+        names.note(&[call_of("1", "h", &json!({}))]);
+        assert_eq!((names.of("1").as_deref(), names.of("2").as_deref()), (Some("h"), Some("g")));
     }
 
     #[test]

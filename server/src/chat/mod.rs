@@ -23,8 +23,8 @@ use crate::prompt;
 use crate::state::Served;
 
 pub(crate) use dialect::Dialect;
-pub(crate) use history::{arguments_of, call_of, merge_turns, name_of_call};
-pub(crate) use render::{encode, render};
+pub(crate) use history::{CallNames, arguments_of, call_of, merge_turns};
+pub(crate) use render::{count, encode, render};
 pub(crate) use single::{End, Events, Protocol, check_single, send};
 pub(crate) use stream::{ChatPart, ChatPiece, ChatStream, Ending};
 pub(crate) use tools::{Tool, ToolChoice, check_tools};

@@ -5,6 +5,7 @@ use taper_text::{ChatMessage, Prompt, RenderContext, TemplateError, ToolFormat, 
 
 use super::{Conversation, Tool};
 use crate::errors::ApiError;
+use crate::limits::MAX_COUNTED_BYTES;
 use crate::prompt::{cannot_be_tokenized, check_fits};
 use crate::state::Served;
 
@@ -54,6 +55,25 @@ pub(crate) fn encode(served: &Served, prompt: &Prompt, field: &str, add_bos: boo
     check_fits(served, &prompt.text(), field)?;
     let tokens = served.model.tokenizer.encode_prompt(prompt, add_bos);
     tokens.map_err(|error| cannot_be_tokenized(field, &error))
+}
+
+/// How many tokens a conversation has with the beginning of an answer, however few the context holds.
+///
+/// # Errors
+/// 400 beyond [`MAX_COUNTED_BYTES`], and what [`render`] and the tokenizer refuse.
+pub(crate) fn count(served: &Served, conversation: &Conversation) -> Result<usize, ApiError> {
+    let field = conversation.messages_field;
+    let prompt = render(served, conversation, true)?;
+    let num_bytes = prompt.text().len();
+    if num_bytes > MAX_COUNTED_BYTES {
+        let message = format!(
+            "{field} has {num_bytes} bytes as the model reads it, and the tokens of at most {MAX_COUNTED_BYTES} are counted; ask about \
+             less of it at a time"
+        );
+        return Err(ApiError::invalid(field, message));
+    }
+    let tokens = served.model.tokenizer.encode_prompt(&prompt, true);
+    Ok(tokens.map_err(|error| cannot_be_tokenized(field, &error))?.len())
 }
 
 /// What the template makes of the messages; refuses where there is no template.

@@ -43,8 +43,12 @@ pub(crate) trait Protocol: Send + Unpin + 'static {
     fn fail(&mut self, error: &ApiError, events: &mut Events);
     /// What fills a pause in a stream.
     fn pause(&self) -> Bytes;
-    /// The complete answer.
-    fn whole(self) -> Value;
+    /// Whether the complete answer takes long to write, whatever the model said.
+    fn is_large(&self) -> bool {
+        false
+    }
+    /// The complete answer, as JSON.
+    fn whole(self) -> String;
 }
 
 /// Why an answer ended.
@@ -102,8 +106,8 @@ pub(crate) async fn send<P: Protocol>(
         stream(running, context.state.timeouts().keep_alive).await?
     } else {
         let protocol = running.complete().await?;
-        let write = move || protocol.whole().to_string();
-        let is_large = parameters.details.logprobs.is_some();
+        let is_large = parameters.details.logprobs.is_some() || protocol.is_large();
+        let write = move || protocol.whole();
         let text = if is_large { context.state.work().write(write).await? } else { write() };
         ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], text).into_response()
     };
@@ -128,7 +132,7 @@ impl<P: Protocol> Running<P> {
             Output::Text { piece, .. } => self.protocol.piece(piece, &mut self.events),
             Output::Finished { choice, reason, piece } => {
                 self.protocol.piece(piece, &mut self.events);
-                let stop = self.answers.met_stop(choice).filter(|_| reason == Ending::Stop).map(str::to_owned);
+                let stop = self.answers.met_stop(choice).filter(|_| matches!(reason, Ending::Stop | Ending::StopInCall)).map(str::to_owned);
                 self.end = Some(End { ending: reason, stop });
             }
             Output::Totals(totals) => {

@@ -70,6 +70,8 @@ pub(crate) enum Ending {
     Length,
     /// The model called tools and waits for them.
     ToolCalls,
+    /// A stop string was met inside a call, which can be used as little as one that a limit cut short.
+    StopInCall,
 }
 
 /// One choice being read.
@@ -130,6 +132,7 @@ impl ChatStream {
     fn ending(&self, choice: usize, reason: FinishReason) -> Ending {
         match reason {
             FinishReason::Length => Ending::Length,
+            FinishReason::Stop if self.choices[choice].parser.has_open_call() => Ending::StopInCall,
             FinishReason::Stop if self.choices[choice].parser.num_calls() > 0 => Ending::ToolCalls,
             FinishReason::Stop => Ending::Stop,
         }

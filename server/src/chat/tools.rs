@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use crate::errors::ApiError;
 use crate::fields::show;
 
-/// Bytes of the longest name, as in OpenAI's interface.
-const MAX_NAME_BYTES: usize = 64;
+/// Bytes of the longest name, as in Anthropic's interface; OpenAI's takes 64.
+const MAX_NAME_BYTES: usize = 128;
 
 /// A function that a model may call.
 #[derive(Debug, Clone)]

@@ -60,6 +60,21 @@ pub(crate) fn replying(reply: &str) -> StubRunner {
     StubRunner::replying(limits(), bytes_of(reply), end_token())
 }
 
+/// A stub that writes this, as far as it may.
+pub(crate) fn willing_to_say(limits: RunnerLimits, reply: &'static str) -> StubRunner {
+    let end = end_token() as usize;
+    StubRunner::with_logits(limits, move |tokens, logits| {
+        let reply = reply.as_bytes();
+        let ends_with = |len: usize| {
+            tokens.len() >= len && tokens[tokens.len() - len..].iter().zip(reply).all(|(a, b)| *a == u32::from(*b))
+        };
+        let written = (0..=reply.len()).rev().find(|&len| ends_with(len)).unwrap_or(0);
+        logits[reply.get(written).map_or(end, |byte| usize::from(*byte))] = 30.0;
+        // Otherwise something that ends what is open.
+        logits[usize::from(b'}')] += 5.0;
+    })
+}
+
 /// A stub that never ends by itself.
 pub(crate) fn babbling() -> StubRunner {
     StubRunner::new(limits(), |tokens| u32::from(b'a') + (tokens.len() % 26) as u32)

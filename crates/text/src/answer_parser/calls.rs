@@ -50,8 +50,8 @@ pub(super) enum Found {
     Call { name: String, arguments: Arguments, end: usize },
     /// A call began; its arguments follow `end`.
     Begun { name: String, end: usize },
-    /// The buffer up to `end` is of the arguments.
-    Arguments { end: usize },
+    /// The buffer up to `end` is of the arguments, which end there if `is_last`.
+    Arguments { end: usize, is_last: bool },
     /// The region is over.
     End { end: usize },
     /// No call.
@@ -235,7 +235,7 @@ impl Region {
             Scanned::More => {}
             Scanned::Bad => self.phase = Phase::After,
         }
-        Look::Found(Found::Arguments { end })
+        Look::Found(Found::Arguments { end, is_last: scanned == Scanned::End })
     }
 
     fn closing(&mut self, buffer: &str, is_end: bool) -> Look {

@@ -201,6 +201,23 @@ fn arguments_that_a_grammar_guards_come_in_pieces() {
 }
 
 #[test]
+fn a_call_is_open_until_its_arguments_end() {
+    let text = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": {\"b\": 1}}}\n</tool_call>";
+    let (begin, end) = (text.find("{\"a\"").unwrap(), text.find("}}}").unwrap() + 2);
+    for len in 0..=text.len() {
+        let mut parser = AnswerParser::new(tools(ToolFormat::Hermes, true));
+        parser.push(&text[..len]);
+        parser.finish();
+        assert_eq!(parser.has_open_call(), (begin + 1..end).contains(&len), "{:?}", &text[..len]);
+    }
+    // Without a grammar a call is told when it is whole.
+    let mut parser = AnswerParser::new(tools(ToolFormat::Hermes, false));
+    parser.push(&text[..end - 1]);
+    parser.finish();
+    assert_eq!((parser.num_calls(), parser.has_open_call()), (0, false));
+}
+
+#[test]
 fn thoughts_are_told_apart() {
     let possible = thinking(ReasoningStart::Possible);
     check(&possible, "<think>\nHm <b>.\n</think>\n\nYes.", "R:Hm <b>.|T:Yes.|");

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use taper_text::ChatMessage;
 
-use crate::chat::{arguments_of, call_of, name_of_call};
+use crate::chat::{CallNames, arguments_of, call_of};
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 
@@ -19,11 +19,13 @@ pub(super) fn take(fields: &mut Fields, field: &str) -> Result<Vec<ChatMessage>,
         return Err(ApiError::invalid(field, format!("{field} must hold at least one message")));
     }
     let mut messages: Vec<ChatMessage> = Vec::with_capacity(items.len());
+    let mut names = CallNames::default();
     for (index, item) in items.into_iter().enumerate() {
         let mut message = read_message(Fields::nested(&format!("{field}[{index}]"), item)?)?;
         if message.role == "tool" && message.name.is_none() {
-            message.name = message.tool_call_id.as_deref().and_then(|id| name_of_call(&messages, id));
+            message.name = message.tool_call_id.as_deref().and_then(|id| names.of(id));
         }
+        names.note(&message.tool_calls);
         messages.push(message);
     }
     Ok(messages)

@@ -45,7 +45,7 @@ impl Chat {
 
 fn finish_reason(ending: Ending) -> &'static str {
     match ending {
-        Ending::Stop => "stop",
+        Ending::Stop | Ending::StopInCall => "stop",
         Ending::Length => "length",
         Ending::ToolCalls => "tool_calls",
     }

@@ -173,8 +173,8 @@ mod tests {
         check_refused(json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type", "web_search");
         check_refused(json!({ "tools": [{ "type": "function" }] }), "tools[0].function", "missing");
         check_refused(named(json!(null)), "tools[0].function.name", "missing");
-        for bad in ["", "a b", "é", "a.b", &"a".repeat(65)] {
-            check_refused(named(json!(bad)), "tools[0].function.name", "1 to 64");
+        for bad in ["", "a b", "é", "a.b", &"a".repeat(129)] {
+            check_refused(named(json!(bad)), "tools[0].function.name", "1 to 128");
         }
         check_refused(json!({ "tools": [tool("f"), tool("f")] }), "tools[1].function.name", "another tool");
         let parameters = |value: Value| json!({ "tools": [{ "type": "function", "function": { "name": "f", "parameters": value } }] });

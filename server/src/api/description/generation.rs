@@ -224,7 +224,7 @@ fn message() -> Value {
 fn tool() -> Value {
     let function = object(
         vec![
-            ("name", string("1 to 64 letters, digits, _ and -.")),
+            ("name", string("1 to 128 letters, digits, _ and -.")),
             ("description", string("What it is for.")),
             ("parameters", map("The JSON schema of its arguments.")),
             ("strict", boolean("Arguments always follow the schema.")),
@@ -248,12 +248,21 @@ fn tool_choice() -> Value {
     )
 }
 
+/// The fields of OpenAI's two interfaces for conversations that say who asks.
+pub(super) fn account_fields() -> Vec<Named> {
+    let name = || json!({ "type": "string", "maxLength": 512, "description": "Accepted; changes nothing." });
+    let values = json!({ "type": "string", "maxLength": 512 });
+    let metadata = json!({ "type": "object", "maxProperties": 16, "additionalProperties": values });
+    vec![("metadata", metadata), ("user", name()), ("safety_identifier", name()), ("prompt_cache_key", name())]
+}
+
 fn chat_request() -> Value {
     let mut fields = conversation_fields();
     fields.extend([
         ("logprobs", boolean("Tell the log-probability of each token.")),
         ("top_logprobs", integer_in(0, most_logprobs(), "And of this many most probable ones; needs logprobs.")),
     ]);
+    fields.extend(account_fields());
     fields.extend(shared_fields());
     object(fields, &["messages"])
 }

@@ -110,7 +110,7 @@ fn request(required: &[&str]) -> Value {
     let tool = object(
         vec![
             ("type", one_of(&["custom"], "Others are refused: this server has no tools of its own.")),
-            ("name", string("")),
+            ("name", string("1 to 128 letters, digits, _ and -.")),
             ("description", string("")),
             ("input_schema", map("The JSON schema of its input.")),
             ("strict", boolean("Calls keep to the schema also where none is required.")),
@@ -155,6 +155,7 @@ fn request(required: &[&str]) -> Value {
             ]),
         ),
         ("output_format", format),
+        ("metadata", map("Accepted; changes nothing.")),
         ("service_tier", one_of(&["auto", "standard_only"], "Accepted; changes nothing.")),
         ("container", json!({ "description": "Not supported." })),
         ("mcp_servers", json!({ "description": "Not supported." })),

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use taper_engine::MAX_LOGPROBS;
 
 use super::Operation;
-use super::generation::{shared_fields, template_variables};
+use super::generation::{account_fields, shared_fields, template_variables};
 use super::messages::without_several;
 use super::schema::{
     Named, all, any_of, array, boolean, integer, integer_from, integer_in, map, nullable, number, object, one_of,
@@ -122,7 +122,6 @@ fn request() -> Value {
         ),
         ("include", strings("message.output_text.logprobs; reasoning.encrypted_content is ignored.")),
         ("top_logprobs", integer_in(0, i64::from(MAX_LOGPROBS), "Log-probabilities of this many tokens beside each.")),
-        ("metadata", json!({ "type": "object", "additionalProperties": { "type": "string" } })),
         ("store", json!({ "const": false, "description": "Nothing is stored." })),
         ("background", json!({ "const": false })),
         ("truncation", json!({ "const": "disabled" })),
@@ -132,6 +131,7 @@ fn request() -> Value {
         ("max_tool_calls", refused("Not supported: this server has no tools of its own.")),
         template_variables(),
     ];
+    fields.extend(account_fields());
     fields.extend(without_several(shared_fields()));
     object(fields, &["input"])
 }
@@ -187,7 +187,10 @@ fn response() -> Value {
         ("total_tokens", integer("Both.")),
     ]);
     let error = all(vec![("code", nullable(string(""))), ("message", string(""))]);
-    let reason = all(vec![("reason", json!({ "const": "max_output_tokens" }))]);
+    let reason = all(vec![(
+        "reason",
+        one_of(&["max_output_tokens", "stop"], "The latter: a stop string was met inside a call, which has no end."),
+    )]);
     all(vec![
         ("id", string("The response's; nothing can be asked by it.")),
         ("object", json!({ "const": "response" })),

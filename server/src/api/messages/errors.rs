@@ -42,7 +42,8 @@ pub(crate) async fn errors_in_own_words(request: Request, next: Next) -> Respons
 pub(super) fn to_json(error: &ApiError) -> Value {
     // Clients look for these words to know that they must shorten the conversation.
     let message = match error.overflow() {
-        Some((prompt, context)) => {
+        Some(overflow) => {
+            let (prompt, context) = (overflow.shown(), overflow.context_len);
             format!("prompt is too long: {prompt} tokens > {context} maximum; {}", error.message())
         }
         None => error.message().to_owned(),
@@ -91,5 +92,8 @@ mod tests {
         let told = to_json(&ApiError::context_overflow("messages", 600, 512, true));
         let message = told["error"]["message"].as_str().unwrap();
         assert!(message.starts_with("prompt is too long: 600 tokens > 512 maximum"), "{message}");
+        let told = to_json(&ApiError::context_overflow("messages", 600, 512, false));
+        let message = told["error"]["message"].as_str().unwrap();
+        assert!(message.starts_with("prompt is too long: at least 600 tokens > 512 maximum"), "{message}");
     }
 }

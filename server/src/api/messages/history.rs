@@ -3,14 +3,15 @@
 use serde_json::{Value, json};
 use taper_text::ChatMessage;
 
-use crate::chat::{call_of, merge_turns, name_of_call};
+use crate::chat::{CallNames, call_of, merge_turns};
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 
 /// Takes both.
 pub(super) fn take(fields: &mut Fields) -> Result<Vec<ChatMessage>, ApiError> {
     let mut messages = Vec::new();
-    if let Some(system) = fields.take("system") {
+    let says_something = |system: &Value| system.as_array().is_none_or(|blocks| !blocks.is_empty());
+    if let Some(system) = fields.take("system").filter(says_something) {
         messages.push(ChatMessage::new("system", texts("system", system)?));
     }
     let Some(items) = fields.array("messages")? else {
@@ -20,8 +21,9 @@ pub(super) fn take(fields: &mut Fields) -> Result<Vec<ChatMessage>, ApiError> {
     if items.is_empty() {
         return Err(ApiError::invalid("messages", "messages must hold at least one message"));
     }
+    let mut names = CallNames::default();
     for (index, item) in items.into_iter().enumerate() {
-        read_message(Fields::nested(&format!("messages[{index}]"), item)?, &mut messages)?;
+        read_message(Fields::nested(&format!("messages[{index}]"), item)?, &mut messages, &mut names)?;
     }
     if messages.last().is_some_and(|last| last.role == "assistant") {
         let message =
@@ -35,15 +37,21 @@ fn missing(name: &str) -> ApiError {
     ApiError::missing(name, format!("{name} is missing"))
 }
 
-fn read_message(mut fields: Fields, messages: &mut Vec<ChatMessage>) -> Result<(), ApiError> {
+fn read_message(
+    mut fields: Fields,
+    messages: &mut Vec<ChatMessage>,
+    names: &mut CallNames,
+) -> Result<(), ApiError> {
     let role_name = fields.name_of("role");
     let content_name = fields.name_of("content");
     let role = fields.string("role")?.ok_or_else(|| missing(&role_name))?;
     let content = fields.take("content").ok_or_else(|| missing(&content_name))?;
     match role.as_str() {
-        "user" => read_user(&content_name, content, messages),
+        "user" => read_user(&content_name, content, messages, names),
         "assistant" => {
-            messages.push(read_assistant(&content_name, content)?);
+            let message = read_assistant(&content_name, content)?;
+            names.note(&message.tool_calls);
+            messages.push(message);
             Ok(())
         }
         other => {
@@ -110,15 +118,23 @@ fn flush(said: &mut Vec<String>, messages: &mut Vec<ChatMessage>) {
 }
 
 /// Texts are a message of the user; each result of a tool is a message of its own.
-fn read_user(path: &str, content: Value, messages: &mut Vec<ChatMessage>) -> Result<(), ApiError> {
+fn read_user(
+    path: &str,
+    content: Value,
+    messages: &mut Vec<ChatMessage>,
+    names: &CallNames,
+) -> Result<(), ApiError> {
     let mut said: Vec<String> = Vec::new();
-    for mut block in blocks(path, content)? {
+    let blocks = blocks(path, content)?;
+    if blocks.is_empty() {
+        return Err(ApiError::invalid(path, format!("{path} must hold at least one block")));
+    }
+    for mut block in blocks {
         match kind_of(&mut block)?.as_str() {
             "text" => said.push(needed(&mut block, "text")?),
             "tool_result" => {
                 flush(&mut said, messages);
-                let result = read_result(block, messages)?;
-                messages.push(result);
+                messages.push(read_result(block, names)?);
             }
             other => return Err(refused(&block, other, "text or tool_result")),
         }
@@ -127,7 +143,7 @@ fn read_user(path: &str, content: Value, messages: &mut Vec<ChatMessage>) -> Res
     Ok(())
 }
 
-fn read_result(mut block: Fields, messages: &[ChatMessage]) -> Result<ChatMessage, ApiError> {
+fn read_result(mut block: Fields, names: &CallNames) -> Result<ChatMessage, ApiError> {
     let id = needed(&mut block, "tool_use_id")?;
     let is_error = block.boolean("is_error")?.unwrap_or(false);
     let path = block.name_of("content");
@@ -136,8 +152,7 @@ fn read_result(mut block: Fields, messages: &[ChatMessage]) -> Result<ChatMessag
     if is_error && !content.to_ascii_lowercase().starts_with("error") {
         content.insert_str(0, "Error: ");
     }
-    let name = name_of_call(messages, &id);
-    Ok(ChatMessage { name, tool_call_id: Some(id), ..ChatMessage::new("tool", content) })
+    Ok(ChatMessage { name: names.of(&id), tool_call_id: Some(id), ..ChatMessage::new("tool", content) })
 }
 
 fn read_assistant(path: &str, content: Value) -> Result<ChatMessage, ApiError> {

@@ -27,16 +27,26 @@ pub(crate) struct Prepared {
 
 /// Reads a request for an answer.
 pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared, ApiError> {
-    let prepared = read(body, state, served)?;
-    if prepared.parameters.sampling.max_tokens.is_none() {
+    let Asked { mut parameters, conversation, ignored } = read(body, state, served)?;
+    if parameters.sampling.max_tokens.is_none() {
         let message = "max_tokens is missing; it is the most tokens that the answer may have";
         return Err(ApiError::missing("max_tokens", message));
     }
-    Ok(prepared)
+    let mut prepared = chat::prepare(served, &conversation, &mut parameters)?;
+    prepared.watch_stops(served, &parameters);
+    let chat::Prepared { prompt, reading } = prepared;
+    Ok(Prepared { parameters, prompt, reading, ignored })
 }
 
-/// Reads a request; its answer may have no limit.
-pub(super) fn read(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared, ApiError> {
+/// A request as it was read; its answer may have no limit.
+pub(super) struct Asked {
+    parameters: Parameters,
+    pub(super) conversation: Conversation,
+    pub(super) ignored: Vec<String>,
+}
+
+/// Reads a request.
+pub(super) fn read(body: &[u8], state: &ServerState, served: &Served) -> Result<Asked, ApiError> {
     let mut fields = Fields::new(body::parse_object(body)?);
     let mut parameters = Parameters::take(&mut fields, state, served)?;
     check_single(&parameters)?;
@@ -49,13 +59,12 @@ pub(super) fn read(body: &[u8], state: &ServerState, served: &Served) -> Result<
     let messages = history::take(&mut fields)?;
     let (tools, tool_choice, parallel_calls) = take_tools(&mut fields)?;
     refuse_servers(&mut fields)?;
+    // Who asks, which changes nothing.
+    fields.object("metadata")?.map(Fields::into_rest);
     let conversation =
         Conversation { messages, messages_field: "messages", tools, tool_choice, parallel_calls, thoughts, variables };
     ignored.extend(unsupported::check_rest(fields, state)?);
-    let mut prepared = chat::prepare(served, &conversation, &mut parameters)?;
-    prepared.watch_stops(served, &parameters);
-    let chat::Prepared { prompt, reading } = prepared;
-    Ok(Prepared { parameters, prompt, reading, ignored })
+    Ok(Asked { parameters, conversation, ignored })
 }
 
 /// `stop_sequences`, beside `stop`, which is the chat endpoint's.

@@ -31,14 +31,15 @@ impl Message {
         Message { id, model: model.to_owned(), prompt_tokens, blocks: Vec::new(), end: None }
     }
 
-    fn to_json(&self, content: &[Value]) -> Value {
+    /// The message with no content yet.
+    fn to_json(&self) -> Value {
         let (reason, stop) = self.end.as_ref().map(|(end, _)| stop_reason(end)).unzip();
         json!({
             "id": self.id,
             "type": "message",
             "role": "assistant",
             "model": self.model,
-            "content": content,
+            "content": [],
             "stop_reason": reason,
             "stop_sequence": stop.flatten(),
             "usage": self.usage(),
@@ -77,17 +78,31 @@ impl Message {
 }
 
 impl Block {
+    /// The block as it begins: a call has no input yet.
     fn to_json(&self) -> Value {
         match self {
             // Nobody needs to prove who thought it.
             Block::Thinking(text) => json!({ "type": "thinking", "thinking": text, "signature": "" }),
             Block::Text(text) => json!({ "type": "text", "text": text, "citations": null }),
-            Block::ToolUse { id, name, input } => {
-                // A limit can cut a call short; then there is nothing to call it with.
-                let input = serde_json::from_str(input).ok().filter(Value::is_object).unwrap_or_else(|| json!({}));
-                json!({ "type": "tool_use", "id": id, "name": name, "input": input })
-            }
+            Block::ToolUse { id, name, .. } => json!({ "type": "tool_use", "id": id, "name": name, "input": {} }),
         }
+    }
+
+    /// The whole block as JSON. The input is the model's own text, whose numbers a value would round.
+    fn to_text(&self) -> String {
+        match self {
+            Block::ToolUse { id, name, input } => {
+                let (id, name) = (Value::from(id.as_str()), Value::from(name.as_str()));
+                format!("{{\"type\":\"tool_use\",\"id\":{id},\"name\":{name},\"input\":{}}}", input.trim())
+            }
+            _ => self.to_json().to_string(),
+        }
+    }
+
+    /// Whether it is a call that a limit or a stop string cut short: there is nothing to call it with.
+    fn is_cut(&self) -> bool {
+        let Block::ToolUse { input, .. } = self else { return false };
+        !serde_json::from_str::<Value>(input).is_ok_and(|input| input.is_object())
     }
 }
 
@@ -96,14 +111,14 @@ fn stop_reason(end: &End) -> (&'static str, Option<&str>) {
     match (end.ending, &end.stop) {
         (Ending::Length, _) => ("max_tokens", None),
         (Ending::ToolCalls, _) => ("tool_use", None),
-        (Ending::Stop, Some(stop)) => ("stop_sequence", Some(stop)),
-        (Ending::Stop, None) => ("end_turn", None),
+        (Ending::Stop | Ending::StopInCall, Some(stop)) => ("stop_sequence", Some(stop)),
+        (Ending::Stop | Ending::StopInCall, None) => ("end_turn", None),
     }
 }
 
 impl Protocol for Message {
     fn begin(&mut self, events: &mut Events) {
-        events.send(|| json!({ "type": "message_start", "message": self.to_json(&[]) }));
+        events.send(|| json!({ "type": "message_start", "message": self.to_json() }));
         events.send(|| json!({ "type": "ping" }));
     }
 
@@ -147,7 +162,7 @@ impl Protocol for Message {
         self.end_block(events);
         self.end = Some((end, *totals));
         events.send(|| {
-            let message = self.to_json(&[]);
+            let message = self.to_json();
             let delta = json!({ "stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"] });
             json!({ "type": "message_delta", "delta": delta, "usage": message["usage"] })
         });
@@ -162,8 +177,16 @@ impl Protocol for Message {
         Self::frame(&json!({ "type": "ping" }))
     }
 
-    fn whole(self) -> Value {
-        let content: Vec<Value> = self.blocks.iter().map(Block::to_json).collect();
-        self.to_json(&content)
+    fn whole(self) -> String {
+        // In a stream a client sees by itself that the input of a block does not end.
+        let content: Vec<String> = self.blocks.iter().filter(|block| !block.is_cut()).map(Block::to_text).collect();
+        let mut message = self.to_json();
+        if let Value::Object(fields) = &mut message {
+            fields.remove("content");
+        }
+        let mut text = message.to_string();
+        // Its closing brace.
+        text.pop();
+        format!("{text},\"content\":[{}]}}", content.join(","))
     }
 }

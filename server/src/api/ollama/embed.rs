@@ -136,7 +136,8 @@ impl Common {
             let tokens = encoding.tokens(served, &name, Input::Text(text));
             tokens.map_err(|error| match error.overflow() {
                 None => error,
-                Some((tokens, most)) => {
+                Some(overflow) => {
+                    let (tokens, most) = (overflow.shown(), overflow.context_len);
                     let message = format!("{name} has {tokens} tokens, and at most {most} are taken; shorten it");
                     ApiError::invalid(name, message)
                 }

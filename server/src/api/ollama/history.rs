@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use taper_text::ChatMessage;
 
-use crate::chat::{arguments_of, call_of, name_of_call};
+use crate::chat::{CallNames, arguments_of, call_of};
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 
@@ -44,6 +44,7 @@ struct History {
     /// Ids and names of calls whose results have not come.
     open_calls: Vec<(String, String)>,
     num_calls: usize,
+    names: CallNames,
 }
 
 impl History {
@@ -73,11 +74,12 @@ impl History {
                 // The older examples call it name.
                 let asked = tool_name.or(name).filter(|name| !name.is_empty());
                 message.tool_call_id = self.answered_call(call_id, asked.as_deref());
-                let called = message.tool_call_id.as_deref().and_then(|id| name_of_call(&self.messages, id));
+                let called = message.tool_call_id.as_deref().and_then(|id| self.names.of(id));
                 message.name = asked.or(called);
             }
             _ => {}
         }
+        self.names.note(&message.tool_calls);
         self.messages.push(message);
         Ok(())
     }

@@ -230,7 +230,7 @@ impl Protocol for Answer {
         Self::frame(&self.part(&Said::default()))
     }
 
-    fn whole(self) -> Value {
-        self.last(&self.said)
+    fn whole(self) -> String {
+        self.last(&self.said).to_string()
     }
 }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use taper_text::ChatMessage;
 
-use crate::chat::{arguments_of, call_of, merge_turns, name_of_call};
+use crate::chat::{CallNames, arguments_of, call_of, merge_turns};
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 
@@ -13,11 +13,20 @@ pub(super) fn take(fields: &mut Fields) -> Result<Vec<ChatMessage>, ApiError> {
     if let Some(instructions) = fields.string("instructions")? {
         messages.push(ChatMessage::new("system", instructions));
     }
+    let has_instructions = !messages.is_empty();
     match fields.take("input") {
         Some(Value::String(text)) => messages.push(ChatMessage::new("user", text)),
         Some(Value::Array(items)) if !items.is_empty() => {
+            let mut names = CallNames::default();
             for (index, item) in items.into_iter().enumerate() {
-                read_item(Fields::nested(&format!("input[{index}]"), item)?, &mut messages)?;
+                let message = read_item(Fields::nested(&format!("input[{index}]"), item)?, &names)?;
+                names.note(&message.tool_calls);
+                messages.push(message);
+            }
+            let first = usize::from(has_instructions);
+            if messages[first..].iter().all(says_nothing) {
+                let message = "input says nothing: its items have no text, no call and no result of one";
+                return Err(ApiError::invalid("input", message));
             }
         }
         Some(Value::Array(_)) => return Err(ApiError::invalid("input", "input must hold at least one item")),
@@ -30,6 +39,14 @@ pub(super) fn take(fields: &mut Fields) -> Result<Vec<ChatMessage>, ApiError> {
     Ok(merge_turns(messages))
 }
 
+/// Whether there is nothing in a message; a result of a tool may be empty.
+fn says_nothing(message: &ChatMessage) -> bool {
+    message.content.is_empty()
+        && message.tool_calls.is_empty()
+        && message.reasoning_content.is_none()
+        && message.role != "tool"
+}
+
 fn missing(name: &str) -> ApiError {
     ApiError::missing(name, format!("{name} is missing"))
 }
@@ -38,39 +55,37 @@ fn needed(fields: &mut Fields, field: &str) -> Result<String, ApiError> {
     fields.string(field)?.ok_or_else(|| missing(&fields.name_of(field)))
 }
 
-fn read_item(mut item: Fields, messages: &mut Vec<ChatMessage>) -> Result<(), ApiError> {
+fn read_item(mut item: Fields, names: &CallNames) -> Result<ChatMessage, ApiError> {
     let kind_name = item.name_of("type");
-    let message = match item.string("type")?.as_deref() {
-        None | Some("message") => read_message(item)?,
+    match item.string("type")?.as_deref() {
+        None | Some("message") => read_message(item),
         Some("function_call") => {
             let (id, name) = (needed(&mut item, "call_id")?, needed(&mut item, "name")?);
             let arguments = item.string("arguments")?.map_or_else(|| Value::Object(Default::default()), arguments_of);
-            ChatMessage { tool_calls: vec![call_of(&id, &name, &arguments)], ..ChatMessage::new("assistant", "") }
+            Ok(ChatMessage { tool_calls: vec![call_of(&id, &name, &arguments)], ..ChatMessage::new("assistant", "") })
         }
         Some("function_call_output") => {
             let id = needed(&mut item, "call_id")?;
-            let name = name_of_call(messages, &id);
+            let name = names.of(&id);
             let path = item.name_of("output");
             let output = item.take("output").ok_or_else(|| missing(&path))?;
-            ChatMessage { name, tool_call_id: Some(id), ..ChatMessage::new("tool", read_content(&path, output)?) }
+            Ok(ChatMessage { name, tool_call_id: Some(id), ..ChatMessage::new("tool", read_content(&path, output)?) })
         }
         Some("reasoning") => {
-            ChatMessage { reasoning_content: read_thoughts(item)?, ..ChatMessage::new("assistant", "") }
+            Ok(ChatMessage { reasoning_content: read_thoughts(item)?, ..ChatMessage::new("assistant", "") })
         }
         Some("item_reference") => {
             let message =
                 format!("{kind_name} item_reference is not supported: this server stores no responses; send the item");
-            return Err(ApiError::unsupported(kind_name, message));
+            Err(ApiError::unsupported(kind_name, message))
         }
         Some(other) => {
             let got = show(&Value::from(other));
             let message =
                 format!("{kind_name} must be message, function_call, function_call_output or reasoning, got {got}");
-            return Err(ApiError::unsupported(kind_name, message));
+            Err(ApiError::unsupported(kind_name, message))
         }
-    };
-    messages.push(message);
-    Ok(())
+    }
 }
 
 fn read_message(mut item: Fields) -> Result<ChatMessage, ApiError> {

@@ -10,9 +10,10 @@ use crate::chat::{self, Conversation, Reading, Thoughts, check_single};
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 use crate::grammar_fields::{Form, schema};
+use crate::limits::SMALL_BODY_BYTES;
 use crate::parameters::Parameters;
 use crate::state::{Served, ServerState};
-use crate::{body, unsupported};
+use crate::{account_fields, body, unsupported};
 
 /// What asks the answer for log-probabilities.
 const LOGPROBS: &str = "message.output_text.logprobs";
@@ -24,6 +25,8 @@ pub(crate) struct Prepared {
     pub(super) reading: Reading,
     /// Fields of the request that the answer repeats.
     pub(super) echo: Map<String, Value>,
+    /// Its bytes as JSON; at most those, where they are few.
+    pub(super) echo_len: usize,
     pub(super) ignored: Vec<String>,
 }
 
@@ -44,7 +47,7 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
     parameters.sampling.logprobs = parameters.details.logprobs;
     take_text(&mut fields, &mut parameters)?;
     parameters.check(served)?;
-    check_metadata(&mut fields)?;
+    account_fields::take(&mut fields)?;
     let mut variables = template_variables(&mut fields)?;
     take_reasoning(&mut fields, served, &mut variables, &mut ignored)?;
     let parallel_calls = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
@@ -68,7 +71,9 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
         echo.insert(field.to_owned(), value);
     }
     let chat::Prepared { prompt, reading } = chat::prepare(served, &conversation, &mut parameters)?;
-    Ok(Prepared { parameters, prompt, reading, echo, ignored })
+    let is_small = body.len() <= SMALL_BODY_BYTES;
+    let echo_len = if is_small { body.len() } else { serde_json::to_string(&echo).map_or(body.len(), |text| text.len()) };
+    Ok(Prepared { parameters, prompt, reading, echo, echo_len, ignored })
 }
 
 /// A number as the client wrote it: 0.7 is another number in 64 bits.
@@ -175,18 +180,6 @@ fn take_text(fields: &mut Fields, parameters: &mut Parameters) -> Result<(), Api
     }
     parameters.form = Some(Form { field, spec, parts: Vec::new() });
     Ok(())
-}
-
-/// `metadata`, which the answer repeats.
-fn check_metadata(fields: &mut Fields) -> Result<(), ApiError> {
-    let Some(metadata) = fields.object("metadata")? else { return Ok(()) };
-    match metadata.into_rest().iter().find(|(_, value)| !value.is_string()) {
-        None => Ok(()),
-        Some((_, value)) => {
-            let message = format!("metadata must be an object of strings, and has {}", show(value));
-            Err(ApiError::invalid("metadata", message))
-        }
-    }
 }
 
 /// `reasoning`. Summaries are not written: the thoughts themselves are told.

@@ -8,6 +8,7 @@ use crate::chat::{ChatPart, ChatPiece, End, Ending, Events, Protocol};
 use crate::errors::ApiError;
 use crate::generation::Totals;
 use crate::token_json::TokenWriter;
+use crate::work::HeldBytes;
 
 /// Where a response stands.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -36,8 +37,11 @@ pub(super) struct Response {
     created: u64,
     writer: TokenWriter,
     echo: Map<String, Value>,
+    /// The bytes of `echo`, if they are many.
+    held: HeldBytes,
     items: Vec<Item>,
     status: Status,
+    incomplete_because: Option<&'static str>,
     error: Value,
     usage: Value,
     /// Events so far.
@@ -45,8 +49,8 @@ pub(super) struct Response {
 }
 
 impl Response {
-    /// A response that repeats `echo`.
-    pub(super) fn new(model: &str, writer: TokenWriter, echo: Map<String, Value>) -> Response {
+    /// A response that repeats `echo`, whose bytes are `held`.
+    pub(super) fn new(model: &str, writer: TokenWriter, echo: Map<String, Value>, held: HeldBytes) -> Response {
         let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Response {
             id: format!("resp_{}", uuid::Uuid::new_v4().simple()),
@@ -54,8 +58,10 @@ impl Response {
             created: since_1970.map_or(0, |duration| duration.as_secs()),
             writer,
             echo,
+            held,
             items: Vec::new(),
             status: Status::InProgress,
+            incomplete_because: None,
             error: Value::Null,
             usage: Value::Null,
             sequence: 0,
@@ -63,7 +69,7 @@ impl Response {
     }
 
     fn to_json(&self) -> Value {
-        let details = (self.status == Status::Incomplete).then(|| json!({ "reason": "max_output_tokens" }));
+        let details = self.incomplete_because.map(|reason| json!({ "reason": reason }));
         let last = self.items.len().saturating_sub(1);
         let status_of = |index| if index == last { self.status } else { Status::Completed };
         let output =
@@ -245,9 +251,15 @@ impl Protocol for Response {
         if self.items.is_empty() {
             self.begin_item(Kind::Message { logprobs: Vec::new() }, events);
         }
-        let (status, kind) = match end.ending {
-            Ending::Length => (Status::Incomplete, "response.incomplete"),
-            Ending::Stop | Ending::ToolCalls => (Status::Completed, "response.completed"),
+        self.incomplete_because = match end.ending {
+            Ending::Length => Some("max_output_tokens"),
+            // OpenAI's interface has no stop strings, and so no word for this.
+            Ending::StopInCall => Some("stop"),
+            Ending::Stop | Ending::ToolCalls => None,
+        };
+        let (status, kind) = match self.incomplete_because {
+            Some(_) => (Status::Incomplete, "response.incomplete"),
+            None => (Status::Completed, "response.completed"),
         };
         self.end_item(status.name(), events);
         (self.status, self.usage) = (status, usage(totals));
@@ -266,7 +278,11 @@ impl Protocol for Response {
         Bytes::from_static(b": keep-alive\n\n")
     }
 
-    fn whole(self) -> Value {
-        self.to_json()
+    fn is_large(&self) -> bool {
+        self.held.are_many()
+    }
+
+    fn whole(self) -> String {
+        self.to_json().to_string()
     }
 }
