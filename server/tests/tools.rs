@@ -359,6 +359,21 @@ async fn a_strict_tool_keeps_to_its_schema_also_where_no_call_is_required() {
 }
 
 #[tokio::test]
+async fn a_strict_tool_that_nothing_guards_is_told() {
+    let mut tools = json!([tool("time"), tool("weather")]);
+    tools[1]["function"]["strict"] = true.into();
+    let ignored = |answer: Answer| answer.headers.get("x-taper-ignored-fields").cloned();
+    // Llama's calls begin like a text.
+    let state = answering("x", Some(LLAMA));
+    let answer = chat(&state, json!({ "tools": tools })).await;
+    assert_eq!(ignored(answer).unwrap(), "tools[].function.strict");
+    for fields in [json!({ "tools": tools, "tool_choice": "none" }), json!({ "tools": [tool("time")] })] {
+        assert_eq!(ignored(chat(&state, fields).await), None);
+    }
+    assert_eq!(ignored(chat(&answering("x", Some(MISTRAL)), json!({ "tools": tools, "max_tokens": 3 })).await), None);
+}
+
+#[tokio::test]
 async fn without_parallel_calls_there_is_one() {
     let two = "<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>";
     for (parallel, expected) in [(true, 2), (false, 1)] {

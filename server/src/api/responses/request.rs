@@ -62,6 +62,7 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
         variables,
     };
     ignored.extend(unsupported::check_rest(fields, state)?);
+    ignored.extend(chat::unkept_strictness(served, &conversation, parameters.form.is_some()));
     for (field, value) in [
         ("temperature", json!(shown(parameters.sampling.temperature))),
         ("top_p", json!(shown(parameters.sampling.top_p))),
