@@ -329,7 +329,8 @@ async fn what_came_is_repeated() {
 #[tokio::test]
 async fn tools_that_are_large_are_repeated_too() {
     let description = "long ".repeat(taper_server::limits::SMALL_BODY_BYTES / 4);
-    let fields = json!({ "tools": [{ "type": "function", "name": "f", "description": description }], "tool_choice": "none" });
+    let fields =
+        json!({ "tools": [{ "type": "function", "name": "f", "description": description }], "tool_choice": "none" });
     let response = check(&answering("x"), fields.clone(), &[message("x", "completed")], "completed").await;
     assert_eq!(response["tools"], fields["tools"]);
 }

@@ -326,7 +326,8 @@ fn willing(reply: &'static str) -> ServerState {
 #[tokio::test]
 async fn a_stop_string_inside_a_call_is_no_call_that_was_made() {
     // A call that was guarded by a grammar is told as it comes, and its arguments are no JSON.
-    let fields = json!({ "tool_choice": "required", "parallel_tool_calls": false, "max_tokens": 300, "stop": ["\": 5"] });
+    let fields =
+        json!({ "tool_choice": "required", "parallel_tool_calls": false, "max_tokens": 300, "stop": ["\": 5"] });
     let body = chat(&willing(CALL), with_tools(fields.clone())).await.json();
     let choice = &body["choices"][0];
     assert_eq!(choice["finish_reason"], "stop", "{body}");

@@ -106,7 +106,15 @@ impl AnswerParser {
             Some((_, ReasoningStart::Over)) => State::Between,
             None => State::Text,
         };
-        AnswerParser { syntax, state, buffer: String::new(), num_blanks: 0, num_calls: 0, has_open_call: false, is_fresh: true }
+        AnswerParser {
+            syntax,
+            state,
+            buffer: String::new(),
+            num_blanks: 0,
+            num_calls: 0,
+            has_open_call: false,
+            is_fresh: true,
+        }
     }
 
     /// Takes the next piece of the answer and returns what is certain by now.

@@ -19,7 +19,9 @@ impl Untold {
     pub(super) fn of_text(&mut self, text: &str, goes_on: bool) -> Vec<Value> {
         let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(self.0.len()));
         for token in &self.0 {
-            bytes.extend(token["bytes"].as_array().into_iter().flatten().filter_map(Value::as_u64).map(|byte| byte as u8));
+            bytes.extend(
+                token["bytes"].as_array().into_iter().flatten().filter_map(Value::as_u64).map(|byte| byte as u8),
+            );
             ends.push(bytes.len());
         }
         let text = text.as_bytes();

@@ -73,7 +73,8 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
     }
     let chat::Prepared { prompt, reading } = chat::prepare(served, &conversation, &mut parameters)?;
     let is_small = body.len() <= SMALL_BODY_BYTES;
-    let echo_len = if is_small { body.len() } else { serde_json::to_string(&echo).map_or(body.len(), |text| text.len()) };
+    let echo_len =
+        if is_small { body.len() } else { serde_json::to_string(&echo).map_or(body.len(), |text| text.len()) };
     Ok(Prepared { parameters, prompt, reading, echo, echo_len, ignored })
 }
 
