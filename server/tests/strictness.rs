@@ -188,9 +188,9 @@ async fn answers_that_are_sent_back_have_no_unknown_fields() {
     assert_eq!(answer.status, 200, "{}", answer.body);
     assert!(answer.headers.get("x-taper-ignored-fields").is_none(), "{:?}", answer.headers);
 
-    let content =
-        post(&state(), "/v1/messages", &json!({ "max_tokens": 9, "messages": [{ "role": "user", "content": "a" }] }));
-    let again = json!([{ "role": "assistant", "content": content.await.json()["content"] }, { "role": "user", "content": "b" }]);
+    let asked = json!({ "max_tokens": 9, "messages": [{ "role": "user", "content": "a" }] });
+    let content = post(&state(), "/v1/messages", &asked).await.json()["content"].clone();
+    let again = json!([{ "role": "assistant", "content": content }, { "role": "user", "content": "b" }]);
     let answer = post(&state(), "/v1/messages", &json!({ "max_tokens": 9, "messages": again })).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
     assert!(answer.headers.get("x-taper-ignored-fields").is_none(), "{:?}", answer.headers);
