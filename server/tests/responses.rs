@@ -257,6 +257,30 @@ async fn every_token_of_a_text_has_its_logprobs_where_they_are_asked_for() {
 }
 
 #[tokio::test]
+async fn texts_around_a_call_have_the_logprobs_of_their_own_tokens() {
+    let state = answering(&format!("<think>\nHm.\n</think>\n\nLet me see.\n{CALL}\nThere."));
+    let tool = json!({ "type": "function", "name": "weather" });
+    let fields = json!({ "tools": [tool], "top_logprobs": 1 });
+    let text_of = |item: &Value| {
+        let part = &item["content"][0];
+        let tokens = part["logprobs"].as_array().unwrap().iter().map(|token| token["token"].as_str().unwrap());
+        (part["text"].as_str().unwrap().to_owned(), tokens.collect::<String>())
+    };
+    let response = ask(&state, &fields).await.json();
+    let output = response["output"].as_array().unwrap();
+    assert_eq!(output.len(), 4, "{response}");
+    let (first, its_tokens) = text_of(&output[1]);
+    assert_eq!((first.as_str(), its_tokens.as_str()), ("Let me see.", "Let me see."), "{response}");
+    let (second, its_tokens) = text_of(&output[3]);
+    assert_eq!(second, "\nThere.", "{response}");
+    assert!(its_tokens.starts_with("\nThere.") && !its_tokens.contains("tool"), "{its_tokens:?}");
+    let mut streamed = fields;
+    streamed["stream"] = true.into();
+    let (items, _) = assembled(&ask(&state, &streamed).await.events());
+    assert_eq!((text_of(&items[1]), text_of(&items[3])), (text_of(&output[1]), text_of(&output[3])));
+}
+
+#[tokio::test]
 async fn an_answer_keeps_to_its_form() {
     // Without marks of thoughts, which a model without an opinion would never end.
     let (state, _engine) =
@@ -305,7 +329,8 @@ async fn what_came_is_repeated() {
 #[tokio::test]
 async fn tools_that_are_large_are_repeated_too() {
     let description = "long ".repeat(taper_server::limits::SMALL_BODY_BYTES / 4);
-    let fields = json!({ "tools": [{ "type": "function", "name": "f", "description": description }], "tool_choice": "none" });
+    let fields =
+        json!({ "tools": [{ "type": "function", "name": "f", "description": description }], "tool_choice": "none" });
     let response = check(&answering("x"), fields.clone(), &[message("x", "completed")], "completed").await;
     assert_eq!(response["tools"], fields["tools"]);
 }

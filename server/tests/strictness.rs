@@ -165,9 +165,11 @@ async fn unknown_fields_inside_messages_blocks_and_tools_are_reported_by_their_p
     let block = json!({ "type": "text", "text": "a", "shade": "dark", "cache_control": cached });
     let body = json!({
         "max_tokens": 3, "system": [block], "messages": [{ "role": "user", "content": [block], "mood": "good" }],
-        "tools": [{ "name": "f", "input_schema": {}, "cache_control": cached, "defer_loading": true }],
+        "tools": [{ "name": "f", "input_schema": {}, "cache_control": cached, "defer_loading": true, "input_examples": [{}] }],
+        "output_config": { "task_budget": { "type": "tokens", "total": 9 } }, "metadata": { "user_id": "u" },
     });
-    let names = "system[].shade, messages[].mood, messages[].content[].shade, tools[].defer_loading";
+    let names = "output_config.task_budget, system[].shade, messages[].mood, messages[].content[].shade, \
+                 tools[].defer_loading, tools[].input_examples";
     check_reported("/v1/messages", body, names).await;
 
     let part = json!({ "type": "input_text", "text": "a", "shade": "dark" });

@@ -326,7 +326,8 @@ fn willing(reply: &'static str) -> ServerState {
 #[tokio::test]
 async fn a_stop_string_inside_a_call_is_no_call_that_was_made() {
     // A call that was guarded by a grammar is told as it comes, and its arguments are no JSON.
-    let fields = json!({ "tool_choice": "required", "parallel_tool_calls": false, "max_tokens": 300, "stop": ["\": 5"] });
+    let fields =
+        json!({ "tool_choice": "required", "parallel_tool_calls": false, "max_tokens": 300, "stop": ["\": 5"] });
     let body = chat(&willing(CALL), with_tools(fields.clone())).await.json();
     let choice = &body["choices"][0];
     assert_eq!(choice["finish_reason"], "stop", "{body}");
@@ -356,6 +357,21 @@ async fn a_strict_tool_keeps_to_its_schema_also_where_no_call_is_required() {
     let message = &strict["choices"][0]["message"];
     assert_eq!(message["content"], "So", "{strict}");
     assert!(calls_of(message)[0].1["city"].is_number(), "{strict}");
+}
+
+#[tokio::test]
+async fn a_strict_tool_that_nothing_guards_is_told() {
+    let mut tools = json!([tool("time"), tool("weather")]);
+    tools[1]["function"]["strict"] = true.into();
+    let ignored = |answer: Answer| answer.headers.get("x-taper-ignored-fields").cloned();
+    // Llama's calls begin like a text.
+    let state = answering("x", Some(LLAMA));
+    let answer = chat(&state, json!({ "tools": tools })).await;
+    assert_eq!(ignored(answer).unwrap(), "tools[].function.strict");
+    for fields in [json!({ "tools": tools, "tool_choice": "none" }), json!({ "tools": [tool("time")] })] {
+        assert_eq!(ignored(chat(&state, fields).await), None);
+    }
+    assert_eq!(ignored(chat(&answering("x", Some(MISTRAL)), json!({ "tools": tools, "max_tokens": 3 })).await), None);
 }
 
 #[tokio::test]

@@ -64,6 +64,8 @@ pub struct AnswerParser {
     state: State,
     /// What is not told yet.
     buffer: String,
+    /// Bytes at the buffer's front that are known to be blanks, and are not looked at again.
+    num_blanks: usize,
     num_calls: usize,
     /// Whether the call that was told last has not ended.
     has_open_call: bool,
@@ -104,7 +106,15 @@ impl AnswerParser {
             Some((_, ReasoningStart::Over)) => State::Between,
             None => State::Text,
         };
-        AnswerParser { syntax, state, buffer: String::new(), num_calls: 0, has_open_call: false, is_fresh: true }
+        AnswerParser {
+            syntax,
+            state,
+            buffer: String::new(),
+            num_blanks: 0,
+            num_calls: 0,
+            has_open_call: false,
+            is_fresh: true,
+        }
     }
 
     /// Takes the next piece of the answer and returns what is certain by now.
@@ -161,10 +171,10 @@ impl AnswerParser {
             self.state = State::Text;
             return Step::Again;
         };
-        let text = self.buffer.trim_start();
+        let blanks = self.count_blanks();
+        let text = &self.buffer[blanks..];
         if text.starts_with(marks.start) {
-            let thoughts = self.buffer.len() - text.len() + marks.start.len();
-            self.buffer.drain(..thoughts);
+            self.drop_front(blanks + marks.start.len());
             self.state = State::Reasoning { told: false };
         } else if marks.start.starts_with(text) && !is_end {
             return Step::Wait;
@@ -182,11 +192,11 @@ impl AnswerParser {
         if !told {
             self.drop_front_blanks();
         }
-        let (len, rest, next) = match self.buffer.find(marks.end) {
+        let (len, rest, next) = match self.find(marks.end) {
             Some(at) => (self.buffer[..at].trim_end().len(), at + marks.end.len(), Some(State::Between)),
             None if is_end => (self.buffer.trim_end().len(), self.buffer.len(), None),
             None => {
-                let len = certain_len(&self.buffer, &[marks.end]);
+                let len = self.certain_len(marks.end);
                 (len, len, None)
             }
         };
@@ -194,7 +204,7 @@ impl AnswerParser {
             parts.push(AnswerPart::Reasoning(self.buffer[..len].to_owned()));
             self.state = State::Reasoning { told: true };
         }
-        self.buffer.drain(..rest);
+        self.drop_front(rest);
         match next {
             Some(state) => {
                 self.state = state;
@@ -205,31 +215,33 @@ impl AnswerParser {
     }
 
     fn text(&mut self, is_end: bool, parts: &mut Vec<AnswerPart>) -> Step {
-        let Some(tools) = &self.syntax.tools else {
+        let Some(format) = self.syntax.tools.as_ref().map(|tools| tools.format) else {
             return self.tell(self.buffer.len(), parts);
         };
-        let open = tools.format.open();
-        if self.is_fresh && tools.format == ToolFormat::Llama3 {
-            let text = self.buffer.trim_start();
+        let open = format.open();
+        if self.is_fresh && format == ToolFormat::Llama3 {
+            let blanks = self.count_blanks();
+            let text = &self.buffer[blanks..];
             if text.starts_with('{') {
-                self.state = State::Call(Region::new(self.buffer.len() - text.len(), false));
+                self.state = State::Call(Region::new(blanks, false));
                 return Step::Again;
             }
             if open.starts_with(text) && !is_end {
                 return Step::Wait;
             }
         }
-        if let Some(at) = self.buffer.find(open) {
+        if let Some(at) = self.find(open) {
             let blanks = self.buffer[..at].trim_end().len();
             self.tell(blanks, parts);
             self.state = State::Call(Region::new(at - blanks + open.len(), true));
             return Step::Again;
         }
         if !is_end {
-            return self.tell(certain_len(&self.buffer, &[open]), parts);
+            let len = self.certain_len(open);
+            return self.tell(len, parts);
         }
         if self.num_calls > 0 && self.buffer.trim().is_empty() {
-            self.buffer.clear();
+            self.drop_front(self.buffer.len());
         }
         self.tell(self.buffer.len(), parts)
     }
@@ -237,7 +249,7 @@ impl AnswerParser {
     /// Tells the first `len` bytes of the buffer as text.
     fn tell(&mut self, len: usize, parts: &mut Vec<AnswerPart>) -> Step {
         if len > 0 {
-            let text: String = self.buffer.drain(..len).collect();
+            let text = self.take_front(len);
             self.is_fresh = self.is_fresh && text.trim().is_empty();
             match parts.last_mut() {
                 Some(AnswerPart::Text(last)) => last.push_str(&text),
@@ -259,23 +271,23 @@ impl AnswerParser {
                 let arguments = arguments.of(&self.buffer);
                 self.begin_call(name, parts);
                 self.add_arguments(arguments, parts);
-                self.buffer.drain(..end);
+                self.drop_front(end);
                 Step::Again
             }
             Found::Begun { name, end } => {
                 self.begin_call(name, parts);
                 self.has_open_call = true;
-                self.buffer.drain(..end);
+                self.drop_front(end);
                 Step::Again
             }
             Found::Arguments { end, is_last } => {
                 self.has_open_call = !is_last;
-                let text: String = self.buffer.drain(..end).collect();
+                let text = self.take_front(end);
                 self.add_arguments(text, parts);
                 Step::Again
             }
             Found::End { end } => {
-                self.buffer.drain(..end);
+                self.drop_front(end);
                 self.state = State::Text;
                 Step::Again
             }
@@ -306,18 +318,42 @@ impl AnswerParser {
     }
 
     fn drop_front_blanks(&mut self) {
-        let num_blanks = self.buffer.len() - self.buffer.trim_start().len();
-        self.buffer.drain(..num_blanks);
+        let num_blanks = self.count_blanks();
+        self.drop_front(num_blanks);
     }
-}
 
-/// How much of `text` is certain, where one of `marks` may follow: all but the beginning of one, and the blanks before it.
-fn certain_len(text: &str, marks: &[&str]) -> usize {
-    let begun = marks
-        .iter()
-        .flat_map(|mark| (1..mark.len()).rev().filter(|&len| mark.is_char_boundary(len)).map(|len| &mark[..len]));
-    let held = begun.filter(|start| text.ends_with(start)).map(str::len).max().unwrap_or(0);
-    text[..text.len() - held].trim_end().len()
+    fn drop_front(&mut self, len: usize) {
+        self.buffer.drain(..len);
+        self.num_blanks = self.num_blanks.saturating_sub(len);
+    }
+
+    fn take_front(&mut self, len: usize) -> String {
+        let text = self.buffer[..len].to_owned();
+        self.drop_front(len);
+        text
+    }
+
+    /// Bytes of blanks at the buffer's front.
+    fn count_blanks(&mut self) -> usize {
+        let rest = &self.buffer[self.num_blanks..];
+        self.num_blanks += rest.len() - rest.trim_start().len();
+        self.num_blanks
+    }
+
+    /// Where the first of these marks stands, none of which begins with a blank.
+    fn find(&self, mark: &str) -> Option<usize> {
+        self.buffer[self.num_blanks..].find(mark).map(|at| self.num_blanks + at)
+    }
+
+    /// How much of the buffer is certain, where `mark` may follow: all but the beginning of one, and the blanks before it.
+    fn certain_len(&mut self, mark: &str) -> usize {
+        let blanks = self.count_blanks();
+        let rest = &self.buffer[blanks..];
+        let mut begun = (1..mark.len()).rev().filter(|&len| mark.is_char_boundary(len)).map(|len| &mark[..len]);
+        let held = begun.find(|start| rest.ends_with(start)).map_or(0, str::len);
+        let certain = rest[..rest.len() - held].trim_end().len();
+        if certain == 0 { 0 } else { blanks + certain }
+    }
 }
 
 #[cfg(test)]

@@ -71,7 +71,8 @@ struct Asked {
 }
 
 fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared, ApiError> {
-    let Asked { mut parameters, conversation, ignored } = read(body, state, served)?;
+    let Asked { mut parameters, conversation, mut ignored } = read(body, state, served)?;
+    ignored.extend(chat::unkept_strictness(served, &conversation, parameters.form.is_some()));
     let chat::Prepared { prompt, reading } = chat::prepare(served, &conversation, &mut parameters)?;
     parameters.check_told_of_prompts(prompt.len(), false)?;
     Ok(Prepared { parameters, prompt, reading, ignored })

@@ -19,6 +19,7 @@ use crate::token_json::TokenWriter;
 
 mod history;
 mod items;
+mod logprobs;
 mod request;
 mod shape;
 mod tools;

@@ -7,6 +7,7 @@ use taper_text::{AnswerGrammar, AnswerTool, Calls, GrammarSpec, ReasoningMarks, 
 use super::{Conversation, Tool, ToolChoice};
 use crate::errors::ApiError;
 use crate::grammar_fields::{Form, FormPart};
+use crate::state::Served;
 
 /// The form of answers; `of_text` is what the client asked for besides tools. `None` where any answer will do.
 pub(super) fn of_answer(
@@ -33,6 +34,20 @@ pub(super) fn of_answer(
     Ok(Some(Form { field: "tools", spec, parts }))
 }
 
+/// The field of `strict` where a tool asks for it and no grammar sees to its calls, for the list of what is ignored; `has_form`:
+/// the text must have one.
+pub(crate) fn unkept_strictness(served: &Served, conversation: &Conversation, has_form: bool) -> Option<String> {
+    let is_guarded = has_form || has_marks(served.dialect.format) || conversation.tool_choice != ToolChoice::Auto;
+    let tool = conversation.tools.iter().find(|tool| tool.strict && !is_guarded)?;
+    let without_index: String = tool.field.chars().filter(|letter| !letter.is_ascii_digit()).collect();
+    Some(format!("{without_index}.strict"))
+}
+
+/// Whether a mark tells the beginning of a call from a text's.
+fn has_marks(format: ToolFormat) -> bool {
+    format != ToolFormat::Llama3
+}
+
 /// Whether a form has calls.
 pub(super) fn has_calls(form: &Form) -> bool {
     matches!(&form.spec, GrammarSpec::Answer(answer) if answer.calls.is_some())
@@ -56,9 +71,7 @@ fn calls(conversation: &Conversation, offered: &[Tool], format: ToolFormat, has_
         ToolChoice::Required => (offered.iter().collect(), true),
         ToolChoice::Named(name) => (offered.iter().filter(|tool| tool.name == *name).collect(), true),
         ToolChoice::Auto => {
-            // Llama's calls have no mark that would tell their beginning from a text's.
-            let has_marks = format != ToolFormat::Llama3;
-            let is_guarded = has_marks && (offered.iter().any(|tool| tool.strict) || !parallel);
+            let is_guarded = has_marks(format) && (offered.iter().any(|tool| tool.strict) || !parallel);
             if !is_guarded && !has_form {
                 return None;
             }

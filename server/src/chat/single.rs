@@ -132,7 +132,11 @@ impl<P: Protocol> Running<P> {
             Output::Text { piece, .. } => self.protocol.piece(piece, &mut self.events),
             Output::Finished { choice, reason, piece } => {
                 self.protocol.piece(piece, &mut self.events);
-                let stop = self.answers.met_stop(choice).filter(|_| matches!(reason, Ending::Stop | Ending::StopInCall)).map(str::to_owned);
+                let stop = self
+                    .answers
+                    .met_stop(choice)
+                    .filter(|_| matches!(reason, Ending::Stop | Ending::StopInCall))
+                    .map(str::to_owned);
                 self.end = Some(End { ending: reason, stop });
             }
             Output::Totals(totals) => {

@@ -11,11 +11,16 @@ use crate::ToolFormat;
 /// Bytes of the longest name of a tool that is read.
 const MAX_NAME_BYTES: usize = 200;
 
+/// Bytes of the most blanks between a name and its arguments.
+const MAX_BLANKS: usize = 200;
+
 /// Where the parser stands in a region of calls. Places count bytes of the parser's buffer.
 #[derive(Debug, Clone)]
 pub(super) struct Region {
     /// Up to here the buffer was looked at.
     at: usize,
+    /// Behind a call: up to here there are blanks, which are not looked at again.
+    blanks_end: usize,
     phase: Phase,
     /// Where the mark ends that began the region; 0 without one, and once a call was told.
     mark_end: usize,
@@ -86,7 +91,7 @@ enum Look {
 impl Region {
     /// Begins at byte `at`, behind a mark if `has_mark`.
     pub(super) fn new(at: usize, has_mark: bool) -> Region {
-        Region { at, phase: Phase::Before, mark_end: if has_mark { at } else { 0 }, in_array: false }
+        Region { at, blanks_end: 0, phase: Phase::Before, mark_end: if has_mark { at } else { 0 }, in_array: false }
     }
 
     /// How much of the buffer is text if there is no call.
@@ -149,6 +154,9 @@ impl Region {
             (Some(args), brace) if brace.is_none_or(|brace| args < brace) => {
                 let behind = start + args + ARGS.len();
                 let blanks = buffer[behind..].len() - buffer[behind..].trim_start().len();
+                if blanks > MAX_BLANKS {
+                    return Look::Found(Found::Malformed);
+                }
                 match buffer[behind + blanks..].chars().next() {
                     None => return Look::Found(Found::Nothing),
                     Some('{') => (&rest[..args], behind + blanks),
@@ -175,6 +183,7 @@ impl Region {
     /// Tells a call before its arguments, which begin at `end`.
     fn begin(&mut self, name: String, end: usize, is_inner: bool) -> Look {
         self.at = 0;
+        self.blanks_end = 0;
         self.mark_end = 0;
         self.phase = Phase::Streamed { scan: JsonScan::default(), is_inner };
         Look::Found(Found::Begun { name, end })
@@ -218,6 +227,7 @@ impl Region {
     /// Tells a whole call, which ends at `at`.
     fn call(&mut self, name: String, arguments: Arguments) -> Look {
         let end = std::mem::take(&mut self.at);
+        self.blanks_end = 0;
         self.mark_end = 0;
         self.phase = Phase::After;
         Look::Found(Found::Call { name, arguments, end })
@@ -228,6 +238,7 @@ impl Region {
         let scanned = scan_on(buffer, &mut self.at, scan);
         // A character that is not ASCII is never a bracket, so `at` is a border.
         let end = std::mem::take(&mut self.at);
+        self.blanks_end = 0;
         match scanned {
             Scanned::End => self.phase = if *is_inner { Phase::Closing } else { Phase::After },
             Scanned::More if end == 0 && is_end => self.phase = Phase::After,
@@ -264,7 +275,10 @@ impl Region {
         const CLOSE: &str = "</tool_call>";
         let start = self.at;
         let end = |end| Look::Found(Found::End { end });
-        match (self.next_letter(buffer), format) {
+        self.at = start.max(self.blanks_end);
+        let letter = self.next_letter(buffer);
+        self.blanks_end = self.at;
+        match (letter, format) {
             (None, _) if is_end => end(self.at),
             (None, _) => self.wait_at(start),
             (Some('{'), _) => {

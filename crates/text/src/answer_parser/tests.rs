@@ -218,6 +218,38 @@ fn a_call_is_open_until_its_arguments_end() {
 }
 
 #[test]
+fn a_hundred_thousand_blanks_are_looked_at_once() {
+    // Looked at again with every piece they would be ten thousand million.
+    let blanks = " \n".repeat(100_000);
+    let call = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
+    let call_found = "0:f({})|";
+    for (before, after, expected) in [
+        ("", "", format!("T:{blanks}|")),
+        ("a", "b", format!("T:a{blanks}b|")),
+        ("a", call, format!("T:a|{call_found}")),
+        (call, "", call_found.to_owned()),
+        (call, "b", format!("{call_found}T:{blanks}b|")),
+        (&call[..call.len() - 12], call, call_found.to_owned() + "1:f({})|"),
+    ] {
+        let text = format!("{before}{blanks}{after}");
+        let letters: Vec<&str> = text.split_inclusive(|_| true).collect();
+        assert_eq!(short(&tools(ToolFormat::Hermes, false), &letters), expected);
+    }
+    let letters: Vec<&str> = blanks.split_inclusive(|_| true).collect();
+    for format in [ToolFormat::Llama3, ToolFormat::Mistral] {
+        assert_eq!(short(&tools(format, false), &letters), format!("T:{blanks}|"));
+    }
+    for (start, before, expected) in [
+        (ReasoningStart::Possible, "", format!("T:{blanks}|")),
+        (ReasoningStart::Open, "a", "R:a|".to_owned()),
+        (ReasoningStart::Over, "", String::new()),
+    ] {
+        let pieces: Vec<&str> = std::iter::once(before).chain(letters.iter().copied()).collect();
+        assert_eq!(short(&thinking(start), &pieces), expected);
+    }
+}
+
+#[test]
 fn thoughts_are_told_apart() {
     let possible = thinking(ReasoningStart::Possible);
     check(&possible, "<think>\nHm <b>.\n</think>\n\nYes.", "R:Hm <b>.|T:Yes.|");

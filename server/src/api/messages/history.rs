@@ -37,11 +37,7 @@ fn missing(name: &str) -> ApiError {
     ApiError::missing(name, format!("{name} is missing"))
 }
 
-fn read_message(
-    mut fields: Fields,
-    messages: &mut Vec<ChatMessage>,
-    names: &mut CallNames,
-) -> Result<(), ApiError> {
+fn read_message(mut fields: Fields, messages: &mut Vec<ChatMessage>, names: &mut CallNames) -> Result<(), ApiError> {
     let role_name = fields.name_of("role");
     let content_name = fields.name_of("content");
     let role = fields.string("role")?.ok_or_else(|| missing(&role_name))?;
@@ -118,12 +114,7 @@ fn flush(said: &mut Vec<String>, messages: &mut Vec<ChatMessage>) {
 }
 
 /// Texts are a message of the user; each result of a tool is a message of its own.
-fn read_user(
-    path: &str,
-    content: Value,
-    messages: &mut Vec<ChatMessage>,
-    names: &CallNames,
-) -> Result<(), ApiError> {
+fn read_user(path: &str, content: Value, messages: &mut Vec<ChatMessage>, names: &CallNames) -> Result<(), ApiError> {
     let mut said: Vec<String> = Vec::new();
     let blocks = blocks(path, content)?;
     if blocks.is_empty() {

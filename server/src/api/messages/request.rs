@@ -27,7 +27,8 @@ pub(crate) struct Prepared {
 
 /// Reads a request for an answer.
 pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared, ApiError> {
-    let Asked { mut parameters, conversation, ignored } = read(body, state, served)?;
+    let Asked { mut parameters, conversation, mut ignored } = read(body, state, served)?;
+    ignored.extend(chat::unkept_strictness(served, &conversation, parameters.form.is_some()));
     if parameters.sampling.max_tokens.is_none() {
         let message = "max_tokens is missing; it is the most tokens that the answer may have";
         return Err(ApiError::missing("max_tokens", message));

@@ -62,6 +62,7 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
         variables,
     };
     ignored.extend(unsupported::check_rest(fields, state)?);
+    ignored.extend(chat::unkept_strictness(served, &conversation, parameters.form.is_some()));
     for (field, value) in [
         ("temperature", json!(shown(parameters.sampling.temperature))),
         ("top_p", json!(shown(parameters.sampling.top_p))),
@@ -72,7 +73,8 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
     }
     let chat::Prepared { prompt, reading } = chat::prepare(served, &conversation, &mut parameters)?;
     let is_small = body.len() <= SMALL_BODY_BYTES;
-    let echo_len = if is_small { body.len() } else { serde_json::to_string(&echo).map_or(body.len(), |text| text.len()) };
+    let echo_len =
+        if is_small { body.len() } else { serde_json::to_string(&echo).map_or(body.len(), |text| text.len()) };
     Ok(Prepared { parameters, prompt, reading, echo, echo_len, ignored })
 }
 

@@ -4,6 +4,7 @@ use axum::body::Bytes;
 use serde_json::{Map, Value, json};
 
 use super::items::{Item, Kind};
+use super::logprobs::Untold;
 use crate::chat::{ChatPart, ChatPiece, End, Ending, Events, Protocol};
 use crate::errors::ApiError;
 use crate::generation::Totals;
@@ -40,6 +41,7 @@ pub(super) struct Response {
     /// The bytes of `echo`, if they are many.
     held: HeldBytes,
     items: Vec<Item>,
+    untold: Untold,
     status: Status,
     incomplete_because: Option<&'static str>,
     error: Value,
@@ -60,6 +62,7 @@ impl Response {
             echo,
             held,
             items: Vec::new(),
+            untold: Untold::default(),
             status: Status::InProgress,
             incomplete_because: None,
             error: Value::Null,
@@ -182,8 +185,10 @@ impl Response {
         self.grow(text);
     }
 
-    fn text(&mut self, text: &str, logprobs: Vec<Value>, events: &mut Events) {
-        if !matches!(self.items.last(), Some(Item { kind: Kind::Message { .. }, .. })) {
+    fn text(&mut self, text: &str, events: &mut Events) {
+        let goes_on = matches!(self.items.last(), Some(Item { kind: Kind::Message { .. }, .. }));
+        let logprobs = self.untold.of_text(text, goes_on || self.items.is_empty());
+        if !goes_on {
             self.begin_item(Kind::Message { logprobs: Vec::new() }, events);
         }
         self.send_of_item(events, "response.output_text.delta", |_| json!({ "delta": text, "logprobs": logprobs }));
@@ -221,15 +226,13 @@ impl Protocol for Response {
     }
 
     fn piece(&mut self, piece: ChatPiece, events: &mut Events) {
-        let mut logprobs = match self.writer.chat_logprobs(&piece.logprobs)["content"].take() {
-            Value::Array(logprobs) => logprobs,
-            _ => Vec::new(),
-        };
+        if let Value::Array(logprobs) = self.writer.chat_logprobs(&piece.logprobs)["content"].take() {
+            self.untold.add(logprobs);
+        }
         for part in piece.parts {
             match part {
                 ChatPart::Reasoning(text) => self.reasoning(&text, events),
-                // The tokens of a piece go with its first text.
-                ChatPart::Text(text) => self.text(&text, std::mem::take(&mut logprobs), events),
+                ChatPart::Text(text) => self.text(&text, events),
                 ChatPart::CallBegun { id, name, .. } => {
                     self.begin_item(Kind::FunctionCall { call_id: id, name }, events);
                 }
@@ -241,15 +244,19 @@ impl Protocol for Response {
                 }
             }
         }
-        // Tokens without text, such as the one that ends an answer, belong to the text before.
-        if let Some(Item { kind: Kind::Message { logprobs: all }, .. }) = self.items.last_mut() {
-            all.extend(logprobs);
+        if !matches!(self.items.last(), Some(Item { kind: Kind::Message { .. }, .. })) {
+            self.untold.clear();
         }
     }
 
     fn end(&mut self, end: End, totals: &Totals, events: &mut Events) {
         if self.items.is_empty() {
             self.begin_item(Kind::Message { logprobs: Vec::new() }, events);
+        }
+        // Tokens without text, such as the one that ends an answer, belong to the text before.
+        let rest = self.untold.take();
+        if let Some(Item { kind: Kind::Message { logprobs }, .. }) = self.items.last_mut() {
+            logprobs.extend(rest);
         }
         self.incomplete_because = match end.ending {
             Ending::Length => Some("max_output_tokens"),
