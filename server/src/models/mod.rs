@@ -30,6 +30,8 @@ use crate::state::{Served, ServedModel};
 
 /// The name of the first model, beside its own ones.
 const DEFAULT: &str = "default";
+/// The tag of a name without a tag.
+pub(crate) const LATEST: &str = ":latest";
 
 /// The models of a server. Clones share them.
 #[derive(Clone)]
@@ -260,7 +262,8 @@ impl Inner {
 
     fn find(&self, name: Option<&str>) -> Result<usize, ApiError> {
         let Some(name) = name.filter(|name| *name != DEFAULT) else { return Ok(0) };
-        self.slots.iter().position(|slot| slot.answers_to(name)).ok_or_else(|| {
+        let place = |answers: fn(&Slot, &str) -> bool| self.slots.iter().position(|slot| answers(slot, name));
+        place(Slot::answers_to).or_else(|| place(Slot::answers_to_tagged)).ok_or_else(|| {
             let ids: Vec<&str> = self.slots.iter().map(Slot::id).collect();
             ApiError::model_not_found(&show(&Value::from(name)), &ids)
         })
@@ -302,6 +305,12 @@ impl Slot {
 
     fn answers_to(&self, name: &str) -> bool {
         self.id.as_deref() == Some(name) || self.aliases.iter().any(|alias| alias == name)
+    }
+
+    /// As Ollama's clients name models, for which no tag and the tag `latest` are the same.
+    fn answers_to_tagged(&self, name: &str) -> bool {
+        let bare = name.strip_suffix(LATEST);
+        bare.is_some_and(|bare| self.answers_to(bare)) || self.answers_to(&format!("{name}{LATEST}"))
     }
 
     fn served(&self) -> Option<&Arc<Served>> {

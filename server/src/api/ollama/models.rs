@@ -15,6 +15,7 @@ use super::time::{moment, since_1970};
 use crate::errors::ApiError;
 use crate::facts::ServerFacts;
 use crate::fields::Fields;
+use crate::models::ToldState;
 use crate::reply::Reply;
 use crate::state::{Served, ServerState};
 use crate::{api, body, unsupported};
@@ -29,26 +30,38 @@ pub(crate) async fn version() -> Json<Value> {
     Json(json!({ "version": VERSION }))
 }
 
-/// The models that there are: the served one.
+/// The models that there are, loaded or not.
 pub(crate) async fn tags(State(state): State<ServerState>) -> Result<Json<Value>, ApiError> {
-    let (served, facts) = (state.served()?, state.facts());
-    let mut card = card(&served, &facts);
-    card["size"] = facts.model_bytes.unwrap_or(0).into();
-    card["modified_at"] = moment(Duration::from_secs(served.model.created_unix)).into();
-    Ok(Json(json!({ "models": [card] })))
+    state.models().check_open()?;
+    let models = state.models().each(|told| {
+        let created_unix = match &told.state {
+            ToldState::Loaded(served) => served.model.created_unix,
+            _ => told.created_unix,
+        };
+        let mut card = card(told.id, told.facts);
+        card["size"] = told.facts.model_bytes.unwrap_or(0).into();
+        card["modified_at"] = moment(Duration::from_secs(created_unix)).into();
+        card
+    });
+    Ok(Json(json!({ "models": models })))
 }
 
-/// The models in memory: the served one. Its size is that of its file and of its KV cache.
+/// The models in memory. Their size is that of the file and of the KV cache.
 pub(crate) async fn ps(State(state): State<ServerState>) -> Result<Json<Value>, ApiError> {
-    let (served, facts) = (state.served()?, state.facts());
-    let size = facts.model_bytes.unwrap_or(0) + served.model.engine.kv_cache_bytes() as u64;
-    let is_on_gpu = facts.device.as_deref().is_some_and(|device| device.starts_with("cuda"));
-    let mut card = card(&served, &facts);
-    card["size"] = size.into();
-    card["size_vram"] = if is_on_gpu { size } else { 0 }.into();
-    card["expires_at"] = moment(since_1970() + FOREVER).into();
-    card["context_length"] = context_len(&served).into();
-    Ok(Json(json!({ "models": [card] })))
+    state.models().check_open()?;
+    let models = state.models().each(|told| {
+        let ToldState::Loaded(served) = &told.state else { return None };
+        let facts = told.facts;
+        let size = facts.model_bytes.unwrap_or(0) + served.model.engine.kv_cache_bytes() as u64;
+        let is_on_gpu = facts.device.as_deref().is_some_and(|device| device.starts_with("cuda"));
+        let mut card = card(told.id, facts);
+        card["size"] = size.into();
+        card["size_vram"] = if is_on_gpu { size } else { 0 }.into();
+        card["expires_at"] = moment(since_1970() + FOREVER).into();
+        card["context_length"] = context_len(served).into();
+        Some(card)
+    });
+    Ok(Json(json!({ "models": models.into_iter().flatten().collect::<Vec<Value>>() })))
 }
 
 pub(crate) async fn show(State(state): State<ServerState>, headers: HeaderMap, body: Body) -> Result<Reply, ApiError> {
@@ -64,7 +77,7 @@ pub(crate) fn read_show(body: &[u8], state: &ServerState, served: &Served) -> Re
         fields.take(name);
     }
     let ignored = unsupported::check_rest(fields, state)?;
-    Ok(Reply { text: shown(served, &state.facts()).to_string(), ignored })
+    Ok(Reply { text: shown(served, &state.models().facts(&served.model.id)).to_string(), ignored })
 }
 
 /// Tokens that a request and its answer may have.
@@ -73,8 +86,8 @@ fn context_len(served: &Served) -> usize {
 }
 
 /// What the lists have in common.
-fn card(served: &Served, facts: &ServerFacts) -> Value {
-    let name = names::listed(&served.model.id);
+fn card(id: &str, facts: &ServerFacts) -> Value {
+    let name = names::listed(id);
     json!({ "name": name, "model": name, "digest": digest(&name, facts), "details": details(facts) })
 }
 

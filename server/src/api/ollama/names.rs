@@ -2,9 +2,9 @@
 
 use crate::errors::ApiError;
 use crate::fields::Fields;
+use crate::models::LATEST;
 use crate::state::{Served, ServerState};
 
-const LATEST: &str = ":latest";
 /// Characters of a name that an error repeats.
 const SHOWN_CHARS: usize = 80;
 
@@ -27,8 +27,7 @@ pub(super) fn take_any(fields: &mut Fields, state: &ServerState, served: &Served
 
 fn check(asked: Option<String>, state: &ServerState, served: &Served) -> Result<String, ApiError> {
     let Some(asked) = asked else { return Ok(listed(&served.model.id)) };
-    let is_one = |name: &str| state.answers_to(&served.model.id, name);
-    if is_one(&asked) || asked.strip_suffix(LATEST).is_some_and(is_one) || is_one(&format!("{asked}{LATEST}")) {
+    if state.answers_to(&served.model.id, &asked) {
         Ok(asked)
     } else {
         Err(ApiError::no_such_model(&asked.chars().take(SHOWN_CHARS).collect::<String>()))
