@@ -35,6 +35,7 @@ pub fn load_options(cases: &[Case], attention: AttentionScheme) -> LoadOptions {
         context_len: cases.iter().map(|case| case.context_len()).max(),
         num_blocks: cases.iter().map(blocks).max(),
         kv_cache_bytes: None,
+        kv_cache_limit: None,
         max_rows: cases.iter().map(|case| case.num_sequences()).max().unwrap_or(1).max(512),
         max_logit_rows: cases.iter().map(|case| case.num_sequences()).max().unwrap_or(1),
         kv_dtype: KvDtype::F16,
