@@ -30,8 +30,19 @@ fn named(name: &str, path: &Path) -> String {
     format!("{name}={}", path.display())
 }
 
+/// A server of these models with small caches.
+fn serve(first: &Path, others: &[(&str, &Path)], arguments: &[&str]) -> Server {
+    let others: Vec<String> = others.iter().map(|(name, path)| named(name, path)).collect();
+    let mut all = vec!["--kv-cache-size", "8MiB"];
+    all.extend(others.iter().flat_map(|other| ["--model", other]));
+    all.extend(arguments);
+    Server::start(first, &all)
+}
+
 fn completion(model: &str) -> Value {
-    json!({ "model": model, "prompt": "Once upon a time", "max_tokens": 24, "temperature": 0, "ignore_eos": true, "logprobs": 1 })
+    // More than two blocks of the cache.
+    let prompt = "Once upon a time, ".repeat(8);
+    json!({ "model": model, "prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": true, "logprobs": 1 })
 }
 
 /// The text and its log-probabilities.
@@ -61,10 +72,7 @@ fn an_answer_is_the_same_before_and_after_its_model_made_room() {
     let (folder, first, second) = models();
     let cache = folder.path().join("cache");
     let cache = cache.to_str().expect("it is UTF-8");
-    let server = Server::start(
-        &first,
-        &["--model", &named("org/second", &second), "--max-loaded-models", "1", "--cache-dir", cache],
-    );
+    let server = serve(&first, &[("org/second", &second)], &["--max-loaded-models", "1", "--cache-dir", cache]);
     assert_eq!(states(&server), of(&[("first", "loaded"), ("org/second", "unloaded")]));
     let of_first = answer(&server, "first");
     let of_second = answer(&server, "org/second");
@@ -75,14 +83,17 @@ fn an_answer_is_the_same_before_and_after_its_model_made_room() {
         assert_eq!(answer(&server, "default"), of_first);
         assert_eq!(answer(&server, "org/second"), of_second);
     }
-    let alone = Server::start(&second, &[]);
+    let metrics = server.get_text("/metrics");
+    let restored = metrics.lines().find(|line| line.starts_with("taper:kv_blocks_restored_total")).expect("it is there");
+    assert!(restored.contains("model_name=\"org/second\"") && restored.ends_with(" 2"), "{restored}");
+    let alone = serve(&second, &[], &[]);
     assert_eq!(answer(&alone, "second"), of_second, "as a server of its own has it");
 }
 
 #[test]
 fn many_first_requests_are_answered_by_one_load() {
     let (_folder, first, second) = models();
-    let server = Server::start(&first, &["--model", &named("second", &second)]);
+    let server = serve(&first, &[("second", &second)], &[]);
     let threads: Vec<_> = (0..6)
         .map(|_| {
             let url = server.url.clone();
@@ -107,7 +118,7 @@ fn many_first_requests_are_answered_by_one_load() {
 #[test]
 fn a_file_that_has_gone_is_told_to_whom_it_concerns() {
     let (_folder, first, second) = models();
-    let mut server = Server::start(&first, &["--model", &named("second", &second)]);
+    let mut server = serve(&first, &[("second", &second)], &[]);
     std::fs::remove_file(&second).expect("it is there");
     let (status, body) = server.post("/v1/completions", &completion("second"));
     assert_eq!((status, &body["error"]["code"]), (503, &json!("model_failed")));
@@ -142,7 +153,7 @@ fn models_come_from_variables_and_files_too() {
     let text = format!("model = ['{}', '{}']", first.display(), named("b", &second));
     std::fs::write(&file, text).expect("there is room");
     let both = format!("{},{}", first.display(), named("c", &second));
-    let server = Server::start(Path::new(&both), &["--config", file.to_str().expect("it is UTF-8")]);
+    let server = serve(Path::new(&both), &[], &["--config", file.to_str().expect("it is UTF-8")]);
     assert_eq!(states(&server), of(&[("first", "loaded"), ("c", "unloaded")]), "a flag overrides the file");
     answer(&server, "c");
 }

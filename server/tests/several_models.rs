@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use support::*;
 use taper_engine::stub::{Gate, StubRunner};
-use taper_engine::{Engine, EngineConfig, EngineHandle};
+use taper_engine::{Engine, EngineConfig, EngineHandle, Runner};
 use taper_server::{
     DeclaredModel, LoadedModel, ModelLimits, ModelLoader, ServedModel, ServerFacts, ServerState, Tell, Timeouts,
 };
@@ -333,8 +333,9 @@ async fn a_model_makes_room_once_nobody_uses_it_and_answers_the_same_when_it_is_
 
 #[tokio::test]
 async fn the_budget_of_bytes_counts_files_and_caches() {
-    // Each takes its 100, and a stub has no cache.
-    let limits = ModelLimits { max_bytes: 250, ..ModelLimits::default() };
+    let cache_bytes = support::limits().num_blocks * naming(0).block_bytes();
+    let two = 2 * (100 + cache_bytes as u64);
+    let limits = ModelLimits { max_bytes: two + 99, ..ModelLimits::default() };
     let (state, loader) = plain(limits);
     for (model, loads) in [("two", 2), ("one", 2), ("org/three", 3), ("one", 3), ("two", 4), ("one", 4)] {
         text_of(&state, model).await;

@@ -131,11 +131,14 @@ impl Models {
     }
 
     /// A model for a user whom the book has counted.
-    fn admission(&self, inner: &Inner, index: usize) -> Admission {
-        let lease = Lease { models: self.clone(), index };
+    fn admission(&self, inner: &mut Inner, index: usize) -> Admission {
         match inner.slots[index].served() {
-            Some(served) => Ok((Arc::clone(served), lease)),
-            None => Err(ApiError::not_loaded(inner.slots[index].id())),
+            Some(served) => Ok((Arc::clone(served), Lease { models: self.clone(), index })),
+            None => {
+                // Not by a lease, which would take the lock.
+                inner.book.release(index);
+                Err(ApiError::not_loaded(inner.slots[index].id()))
+            }
         }
     }
 
