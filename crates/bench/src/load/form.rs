@@ -32,17 +32,17 @@ impl Endpoint {
 
 /// What all requests say.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Form {
+pub(super) struct Form {
     /// The model's name at the server.
-    pub model: String,
+    pub(super) model: String,
     /// Which endpoint is asked.
-    pub endpoint: Endpoint,
+    pub(super) endpoint: Endpoint,
     /// Temperature; `None` leaves it to the server.
-    pub temperature: Option<f64>,
+    pub(super) temperature: Option<f64>,
     /// Whether answers go on where the model would end them.
-    pub ignore_eos: bool,
+    pub(super) ignore_eos: bool,
     /// Further fields; they go before all others.
-    pub extra: Map<String, Value>,
+    pub(super) extra: Map<String, Value>,
     /// What the limit of an answer's tokens is called.
     max_tokens: &'static str,
     /// Whether the server is asked to count tokens.
@@ -51,7 +51,7 @@ pub struct Form {
 
 impl Form {
     /// Of a model at an endpoint: temperature 0, and nothing else that was not asked for.
-    pub fn new(model: String, endpoint: Endpoint) -> Form {
+    pub(super) fn new(model: String, endpoint: Endpoint) -> Form {
         Form {
             model,
             endpoint,
