@@ -34,15 +34,15 @@ impl Endpoint {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Form {
     /// The model's name at the server.
-    pub model: String,
+    pub(super) model: String,
     /// Which endpoint is asked.
-    pub endpoint: Endpoint,
+    pub(super) endpoint: Endpoint,
     /// Temperature; `None` leaves it to the server.
-    pub temperature: Option<f64>,
+    pub(super) temperature: Option<f64>,
     /// Whether answers go on where the model would end them.
-    pub ignore_eos: bool,
+    pub(super) ignore_eos: bool,
     /// Further fields; they go before all others.
-    pub extra: Map<String, Value>,
+    pub(super) extra: Map<String, Value>,
     /// What the limit of an answer's tokens is called.
     max_tokens: &'static str,
     /// Whether the server is asked to count tokens.
