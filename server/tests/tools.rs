@@ -382,6 +382,15 @@ async fn without_parallel_calls_there_is_one() {
             chat(&willing(two), with_tools(json!({ "parallel_tool_calls": parallel, "max_tokens": 300 }))).await.json();
         assert_eq!(calls_of(&body["choices"][0]["message"]).len(), expected, "{body}");
     }
+    // A function that is named is called once, also where several calls are allowed; "required" leaves their number open.
+    for (choice, expected) in
+        [(json!({ "type": "function", "function": { "name": "time" } }), 1), (json!("required"), 2)]
+    {
+        let fields = with_tools(json!({ "tool_choice": choice, "parallel_tool_calls": true, "max_tokens": 300 }));
+        let body = chat(&willing(two), fields).await.json();
+        assert_eq!(calls_of(&body["choices"][0]["message"]).len(), expected, "{body}");
+        assert_eq!(body["choices"][0]["finish_reason"], "tool_calls", "{body}");
+    }
     // Where no grammar can see to it, the rest is not told.
     let two = "{\"name\": \"time\", \"parameters\": {}}; {\"name\": \"time\", \"parameters\": {}}";
     let body = chat(&answering(two, Some(LLAMA)), with_tools(json!({ "parallel_tool_calls": false }))).await.json();

@@ -53,6 +53,12 @@ impl ToolChoice {
             }
         }
     }
+
+    /// Whether an answer may have several calls, in OpenAI's interface: a function that is named is called exactly once,
+    /// whatever `parallel_tool_calls` says.
+    pub(crate) fn allows_several(&self, parallel_tool_calls: bool) -> bool {
+        parallel_tool_calls && !matches!(self, ToolChoice::Named(_))
+    }
 }
 
 impl Tool {

@@ -32,6 +32,7 @@ pub(crate) fn take(fields: &mut Fields) -> Result<Offer, ApiError> {
         None => tools,
         Some(allowed) => only(tools, &allowed)?,
     };
+    let parallel = choice.allows_several(parallel);
     Ok(Offer { tools, choice, parallel })
 }
 

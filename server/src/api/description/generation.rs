@@ -5,8 +5,8 @@ use taper_engine::MAX_LOGPROBS;
 
 use super::Operation;
 use super::schema::{
-    Named, all, any_of, array, boolean, ids, integer, integer_from, integer_in, map, nullable, number, number_in,
-    object, one_of, optional, reference, reference_as, string, strings,
+    Named, all, any_of, array, boolean, empty, ids, integer, integer_from, integer_in, map, nullable, number,
+    number_in, object, one_of, optional, reference, reference_as, string, strings,
 };
 use crate::api::chat_completions::EFFORTS;
 use crate::limits::MAX_CHOICES;
@@ -124,7 +124,7 @@ fn form_fields() -> Vec<Named> {
         ("guided_choice", strings("The answer is one of these.")),
         ("guided_grammar", string("A grammar, Lark or GBNF.")),
         ("guided_decoding_backend", string("Accepted; changes nothing.")),
-        ("guided_whitespace_pattern", string("Not supported: it must be empty.")),
+        ("guided_whitespace_pattern", empty("Not supported: it must be empty.")),
         ("regex", string("SGLang's name: a regular expression.")),
         ("ebnf", string("SGLang's name: a grammar.")),
         ("grammar", string("llama.cpp's name: a grammar in GBNF.")),
@@ -155,8 +155,8 @@ fn structured_outputs() -> Value {
         ("choice", strings("The answer is one of these.")),
         ("grammar", string("A grammar, Lark or GBNF.")),
         ("json_object", boolean("Any JSON object.")),
-        ("whitespace_pattern", string("Not supported: it must be empty.")),
-        ("structural_tag", json!({ "description": "Not supported." })),
+        ("whitespace_pattern", empty("Not supported: it must be empty.")),
+        ("structural_tag", json!({ "type": "null", "description": "Not supported." })),
     ])
 }
 
@@ -176,7 +176,10 @@ pub(super) fn conversation_fields() -> Vec<Named> {
         messages(),
         ("tools", array(reference("Tool"), "What the model may call.")),
         ("tool_choice", tool_choice()),
-        ("parallel_tool_calls", boolean("Whether an answer may have several calls; true where nothing is said.")),
+        (
+            "parallel_tool_calls",
+            boolean("Whether an answer may have several calls, but for one that names the function."),
+        ),
         ("include_reasoning", boolean("Whether the model's thoughts are told; true where nothing is said.")),
         (
             "reasoning_format",
@@ -215,7 +218,7 @@ fn message() -> Value {
             ("tool_call_id", string("Of the role tool: which call this answers.")),
             ("reasoning_content", string("Of the assistant: what it thought.")),
             ("reasoning", string("vLLM's newer name of reasoning_content.")),
-            ("function_call", array(map(""), "Not supported: it must be empty.")),
+            ("function_call", json!({ "type": "null", "description": "Not supported; see tool_calls." })),
         ],
         &["role"],
     )

@@ -110,7 +110,10 @@ fn request() -> Value {
         ("max_output_tokens", integer_from(1, "Tokens of the answer, thoughts included.")),
         ("tools", array(tool, "What the model may call.")),
         ("tool_choice", choice),
-        ("parallel_tool_calls", boolean("Whether an answer may have several calls; true where nothing is said.")),
+        (
+            "parallel_tool_calls",
+            boolean("Whether an answer may have several calls, but for one that names the function."),
+        ),
         ("text", optional(vec![("format", format), ("verbosity", one_of(&["medium"], ""))])),
         (
             "reasoning",

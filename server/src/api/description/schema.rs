@@ -10,6 +10,11 @@ pub(super) fn string(about: &str) -> Value {
     json!({ "type": "string", "description": about })
 }
 
+/// A text that must be empty.
+pub(super) fn empty(about: &str) -> Value {
+    json!({ "type": "string", "maxLength": 0, "description": about })
+}
+
 /// True or false.
 pub(super) fn boolean(about: &str) -> Value {
     json!({ "type": "boolean", "description": about })

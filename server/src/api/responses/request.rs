@@ -52,6 +52,7 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
     take_reasoning(&mut fields, served, &mut variables, &mut ignored)?;
     let parallel_calls = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
     let (tools, tool_choice) = tools::take(&mut fields)?;
+    let parallel_calls = tool_choice.allows_several(parallel_calls);
     let conversation = Conversation {
         messages: history::take(&mut fields)?,
         messages_field: "input",
