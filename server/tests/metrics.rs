@@ -192,7 +192,7 @@ async fn a_name_with_quotes_and_line_ends_is_read_back_as_it_is() {
 
 #[tokio::test]
 async fn the_readme_explains_every_metric() {
-    let readme = include_str!("../../README.md");
+    let readme = include_str!("../README.md");
     for name in scrape(&state()).await.keys() {
         assert!(readme.contains(&format!("\n| `{name}` | ")), "{name} has no line");
     }

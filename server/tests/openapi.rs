@@ -17,6 +17,35 @@ async fn document(state: &ServerState) -> Value {
     answer.json()
 }
 
+/// Adds the names of a schema's fields.
+fn add_fields(document: &Value, schema: &Value, names: &mut BTreeSet<String>) {
+    if let Some(reference) = schema["$ref"].as_str() {
+        return add_fields(document, document.pointer(&reference[1..]).unwrap(), names);
+    }
+    names.extend(schema["properties"].as_object().into_iter().flat_map(|fields| fields.keys().cloned()));
+    for either in ["anyOf", "allOf"].iter().filter_map(|kind| schema[*kind].as_array()).flatten() {
+        add_fields(document, either, names);
+    }
+}
+
+#[tokio::test]
+async fn the_readme_names_every_path_and_every_field_of_a_request() {
+    let readme = include_str!("../README.md");
+    let spans = readme.split('`').skip(1).step_by(2);
+    let words: BTreeSet<&str> =
+        spans.flat_map(|span| span.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_')).collect();
+    let document = document(&state()).await;
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        assert!(readme.contains(&format!("{path}`")), "{path} has no line");
+        for operation in methods.as_object().unwrap().values() {
+            let mut names = BTreeSet::new();
+            add_fields(&document, &operation["requestBody"]["content"]["application/json"]["schema"], &mut names);
+            let unnamed: Vec<_> = names.iter().filter(|name| !words.contains(name.as_str())).collect();
+            assert_eq!(unnamed, Vec::<&String>::new(), "{path}");
+        }
+    }
+}
+
 /// Requests to every path that is described, each answered by a 200. Streams come where there are some.
 fn samples() -> Vec<(&'static str, &'static str, Value)> {
     let messages = json!([{ "role": "user", "content": "Hi" }]);

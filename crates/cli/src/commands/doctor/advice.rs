@@ -93,7 +93,7 @@ pub(super) fn advise(found: &Findings<'_>) -> Vec<Advice> {
     if found.gpu_without_kernels {
         add(
             "there is a GPU, and this build has no kernels for it".into(),
-            "build with nvcc 13 (README.md, Models), or set TAPER_FATBIN".into(),
+            "build with nvcc 13 (README.md, Devices), or set TAPER_FATBIN".into(),
         );
     }
     advice
