@@ -1,5 +1,7 @@
 //! Tools that a client offers, and which of them an answer may or must call.
 
+use std::collections::HashSet;
+
 use serde_json::{Value, json};
 
 use crate::errors::ApiError;
@@ -117,9 +119,10 @@ impl Tool {
 
 /// Refuses tools of one name, and a choice of a tool that is not among them.
 pub(crate) fn check_tools(tools: &[Tool], choice: &ToolChoice, choice_field: &str) -> Result<(), ApiError> {
-    for (index, tool) in tools.iter().enumerate() {
+    let mut names = HashSet::with_capacity(tools.len());
+    for tool in tools {
         tool.check()?;
-        if tools[..index].iter().any(|other| other.name == tool.name) {
+        if !names.insert(tool.name.as_str()) {
             let field = format!("{}.name", tool.field);
             let message =
                 format!("{field} is the name of another tool too: {}", show(&Value::from(tool.name.as_str())));
@@ -131,7 +134,7 @@ pub(crate) fn check_tools(tools: &[Tool], choice: &ToolChoice, choice_field: &st
             let message = format!("{choice_field} asks for a call, and there are no tools to call");
             Err(ApiError::invalid(choice_field, message))
         }
-        ToolChoice::Named(name) if !tools.iter().any(|tool| tool.name == *name) => {
+        ToolChoice::Named(name) if !names.contains(name.as_str()) => {
             let message =
                 format!("{choice_field} names {}, which is not among tools", show(&Value::from(name.as_str())));
             Err(ApiError::invalid(choice_field, message))

@@ -232,10 +232,10 @@ fn a_hundred_thousand_blanks_are_looked_at_once() {
         (&call[..call.len() - 12], call, call_found.to_owned() + "1:f({})|"),
     ] {
         let text = format!("{before}{blanks}{after}");
-        let letters: Vec<&str> = text.split_inclusive(|_| true).collect();
+        let letters: Vec<&str> = text.split_inclusive(|_: char| true).collect();
         assert_eq!(short(&tools(ToolFormat::Hermes, false), &letters), expected);
     }
-    let letters: Vec<&str> = blanks.split_inclusive(|_| true).collect();
+    let letters: Vec<&str> = blanks.split_inclusive(|_: char| true).collect();
     for format in [ToolFormat::Llama3, ToolFormat::Mistral] {
         assert_eq!(short(&tools(format, false), &letters), format!("T:{blanks}|"));
     }

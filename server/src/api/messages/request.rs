@@ -61,7 +61,7 @@ pub(super) fn read(body: &[u8], state: &ServerState, served: &Served) -> Result<
     let (tools, tool_choice, parallel_calls) = take_tools(&mut fields)?;
     refuse_servers(&mut fields)?;
     // Who asks, which changes nothing.
-    fields.object("metadata")?.map(Fields::into_rest);
+    drop(fields.object("metadata")?.map(Fields::into_rest));
     let conversation =
         Conversation { messages, messages_field: "messages", tools, tool_choice, parallel_calls, thoughts, variables };
     ignored.extend(unsupported::check_rest(fields, state)?);
