@@ -36,7 +36,14 @@ pub(crate) trait ModelTask {
 pub(crate) struct Shared {
     processor: Processor,
     /// Bytes that the KV cache of each takes at most where nobody says its size; without it, a quarter of what is free.
-    pub(crate) kv_cache_limit: Option<usize>,
+    kv_cache_limit: Option<usize>,
+}
+
+impl Shared {
+    /// Nothing yet, and this limit for each.
+    pub(crate) fn with_kv_cache_limit(kv_cache_limit: Option<usize>) -> Self {
+        Self { kv_cache_limit, ..Self::default() }
+    }
 }
 
 /// Threads and working memory, with which models take turns: threads of their own on the same cores would wait for each other.

@@ -59,7 +59,6 @@ pub(crate) struct SeveralArgs {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::args::{Cli, Command};
     use clap::Parser;
 

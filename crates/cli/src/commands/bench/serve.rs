@@ -171,7 +171,9 @@ impl Measured {
         for column in table.column_iter_mut().skip(1) {
             column.set_cell_alignment(CellAlignment::Right);
         }
-        rows.into_iter().for_each(|cells| drop(table.add_row(cells)));
+        for cells in rows {
+            table.add_row(cells);
+        }
         output::line(&table.trim_fmt())?;
         self.notes.iter().try_for_each(|note| output::line(&output::spelled_out(note)))
     }
