@@ -36,7 +36,7 @@ pub(crate) trait ModelTask {
 pub(crate) struct Shared {
     processor: Processor,
     /// Bytes that the KV cache of each takes at most where nobody says its size; without it, a quarter of what is free.
-    kv_cache_limit: Option<usize>,
+    pub(crate) kv_cache_limit: Option<usize>,
 }
 
 impl Shared {
