@@ -39,6 +39,13 @@ pub(crate) struct Shared {
     pub(crate) kv_cache_limit: Option<usize>,
 }
 
+impl Shared {
+    /// With this limit of each KV cache, if any.
+    pub(crate) fn new(kv_cache_limit: Option<usize>) -> Self {
+        Self { kv_cache_limit, ..Self::default() }
+    }
+}
+
 /// Threads and working memory, with which models take turns: threads of their own on the same cores would wait for each other.
 #[derive(Default)]
 struct Processor(Mutex<Option<Cpu>>);
@@ -47,10 +54,12 @@ impl Processor {
     /// The same whenever it is asked for; the first to ask says how many threads there are.
     fn get(&self, config: CpuConfig) -> Result<Cpu> {
         let mut processor = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*processor {
-            Some(cpu) => Ok(cpu.clone()),
-            None => Ok(processor.insert(Cpu::new(config)?).clone()),
+        if let Some(cpu) = processor.as_ref() {
+            return Ok(cpu.clone());
         }
+        let cpu = Cpu::new(config)?;
+        *processor = Some(cpu.clone());
+        Ok(cpu)
     }
 }
 
