@@ -31,10 +31,10 @@ fn named(name: &str, path: &Path) -> String {
 }
 
 /// A server of these models with small caches.
-fn serve(first: &Path, others: &[(&str, &Path)], arguments: &[&str]) -> Server {
+fn serve(first: &Path, others: &[(&str, &PathBuf)], arguments: &[&str]) -> Server {
     let others: Vec<String> = others.iter().map(|(name, path)| named(name, path)).collect();
     let mut all = vec!["--kv-cache-size", "8MiB"];
-    all.extend(others.iter().flat_map(|other| ["--model", other]));
+    all.extend(others.iter().flat_map(|other| ["--model", other.as_str()]));
     all.extend(arguments);
     Server::start(first, &all)
 }
@@ -84,7 +84,8 @@ fn an_answer_is_the_same_before_and_after_its_model_made_room() {
         assert_eq!(answer(&server, "org/second"), of_second);
     }
     let metrics = server.get_text("/metrics");
-    let restored = metrics.lines().find(|line| line.starts_with("taper:kv_blocks_restored_total")).expect("it is there");
+    let restored =
+        metrics.lines().find(|line| line.starts_with("taper:kv_blocks_restored_total")).expect("it is there");
     assert!(restored.contains("model_name=\"org/second\"") && restored.ends_with(" 2"), "{restored}");
     let alone = serve(&second, &[], &[]);
     assert_eq!(answer(&alone, "second"), of_second, "as a server of its own has it");

@@ -32,12 +32,12 @@ struct StubLoader {
 
 impl ModelLoader for StubLoader {
     fn load(&self, index: usize, tell: Tell) -> Result<LoadedModel, String> {
+        tell("half way");
         let before = {
             let mut begun = self.begun.lock().unwrap();
             begun.push(index);
             begun.len() - 1
         };
-        tell("half way");
         let runner = (self.make)(index, before)?;
         let Vocabulary { tokenizer, template } = vocabulary();
         let engine = Engine::start(Box::new(runner), tokenizer.clone(), EngineConfig::default());
@@ -139,6 +139,15 @@ async fn requests(state: &ServerState, number: usize) {
     eventually(&format!("{number} requests are there"), || state.active_requests() == number).await;
 }
 
+/// Waits until an engine has so many of them.
+async fn at_engine(engine: &EngineHandle, number: usize) {
+    let has = || {
+        let status = engine.status();
+        status.running + status.queued == number
+    };
+    eventually(&format!("{number} requests are at the engine"), has).await;
+}
+
 async fn status_of(state: &ServerState, model: &str) -> Value {
     get(state, &format!("/v1/models/{model}")).await.json()["status"].clone()
 }
@@ -184,7 +193,8 @@ async fn requests_reach_the_model_that_they_name() {
 
 #[tokio::test]
 async fn every_endpoint_goes_by_the_name() {
-    let no = |index, _| if index == 1 { Err("it is no model at all".to_owned()) } else { Ok(naming(index)) };
+    let no =
+        |index: usize, _: usize| if index == 1 { Err("it is no model at all".to_owned()) } else { Ok(naming(index)) };
     let (state, _) = server(ModelLimits::default(), no);
     for (path, mut body) in every_endpoint() {
         assert_eq!(post(&state, path, &body).await.status, 200, "{path}");
@@ -288,7 +298,7 @@ async fn a_load_that_failed_is_tried_again_later() {
 #[tokio::test]
 async fn soon_after_a_load_that_failed_it_is_not_tried_again() {
     let limits = ModelLimits { retry_after: Duration::from_secs(3600), ..ModelLimits::default() };
-    let no = |index, _| if index == 1 { Err("there is no memory".to_owned()) } else { Ok(naming(index)) };
+    let no = |index: usize, _: usize| if index == 1 { Err("there is no memory".to_owned()) } else { Ok(naming(index)) };
     let (state, loader) = server(limits, no);
     for _ in 0..3 {
         let answer = chat(&state, json!({ "model": "two" })).await;
@@ -315,11 +325,12 @@ async fn a_model_makes_room_once_nobody_uses_it_and_answers_the_same_when_it_is_
     });
     let using = later(&state, "one", json!({}));
     let first = loader.engines.lock().unwrap()[0].clone();
-    eventually("it runs", || first.status().running == 1).await;
+    at_engine(&first, 1).await;
     let waiting = later(&state, "two", json!({}));
     requests(&state, 2).await;
     let more = later(&state, "one", json!({}));
-    eventually("the others go on", || first.status().running + first.status().queued == 2).await;
+    // The others go on.
+    at_engine(&first, 2).await;
     assert_eq!(loader.begun(), [0], "one is used");
     gates.lock().unwrap()[0].open();
     let before = using.await.unwrap().json()["choices"].clone();
@@ -355,7 +366,7 @@ async fn who_is_used_without_a_pause_makes_room_all_the_same() {
     });
     let first = later(&state, "one", json!({}));
     let engine = loader.engines.lock().unwrap()[0].clone();
-    eventually("it runs", || engine.status().running == 1).await;
+    at_engine(&engine, 1).await;
     let second = later(&state, "two", json!({}));
     requests(&state, 2).await;
     let third = later(&state, "one", json!({}));
@@ -477,7 +488,7 @@ async fn who_waits_may_leave_or_run_out_of_time_and_not_too_many_may_wait() {
     });
     let using = later(&state, "one", json!({}));
     let engine = loader.engines.lock().unwrap()[0].clone();
-    eventually("it runs", || engine.status().running == 1).await;
+    at_engine(&engine, 1).await;
     let waiting: Vec<_> = (0..2).map(|_| later(&state, "two", json!({}))).collect();
     requests(&state, 3).await;
     let answer = chat(&state, json!({ "model": "two" })).await;
@@ -511,7 +522,7 @@ async fn the_time_of_a_request_includes_its_wait() {
 #[tokio::test]
 async fn a_model_whose_engine_crashed_is_loaded_anew() {
     let (state, loader) = server(ModelLimits::default(), |index, before| {
-        Ok(if before % 2 == 0 { naming(index).dying_at(3) } else { naming(index) })
+        Ok(if before % 2 == 0 { naming(index).dying_at(2) } else { naming(index) })
     });
     for (index, model) in ["one", "two"].into_iter().enumerate() {
         let crashed = chat(&state, json!({ "model": model })).await;

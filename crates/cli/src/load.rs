@@ -40,8 +40,8 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Nothing yet, and this limit for each.
-    pub(crate) fn with_kv_cache_limit(kv_cache_limit: Option<usize>) -> Self {
+    /// With this limit of each KV cache, if any.
+    pub(crate) fn new(kv_cache_limit: Option<usize>) -> Self {
         Self { kv_cache_limit, ..Self::default() }
     }
 }
@@ -54,10 +54,12 @@ impl Processor {
     /// The same whenever it is asked for; the first to ask says how many threads there are.
     fn get(&self, config: CpuConfig) -> Result<Cpu> {
         let mut processor = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*processor {
-            Some(cpu) => Ok(cpu.clone()),
-            None => Ok(processor.insert(Cpu::new(config)?).clone()),
+        if let Some(cpu) = processor.as_ref() {
+            return Ok(cpu.clone());
         }
+        let cpu = Cpu::new(config)?;
+        *processor = Some(cpu.clone());
+        Ok(cpu)
     }
 }
 

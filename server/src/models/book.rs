@@ -200,10 +200,11 @@ impl Book {
         wanted
     }
 
-    /// Whether a model may be loaded beside those that take memory, but for the ones that are `gone`.
+    /// Whether a model may be loaded beside those that are loaded, but for the ones that are `gone`.
     fn fits(&self, model: usize, gone: &[usize]) -> bool {
-        let stays =
-            |other: &usize| *other != model && self.entries[*other].stage != Stage::Unloaded && !gone.contains(other);
+        // What is being unloaded is gone before the next load begins.
+        let is_there = |other: usize| matches!(self.entries[other].stage, Stage::Loading | Stage::Loaded);
+        let stays = |&other: &usize| other != model && is_there(other) && !gone.contains(&other);
         let others: Vec<usize> = (0..self.entries.len()).filter(stays).collect();
         let bytes = others.iter().map(|&other| self.entries[other].bytes);
         let bytes = bytes.fold(self.entries[model].bytes, u64::saturating_add);

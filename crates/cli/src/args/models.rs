@@ -24,7 +24,7 @@ pub(super) fn several(model: Arg) -> Arg {
 impl FromArgMatches for ModelNames {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
         // They are left in place for the derived reader, which takes the first.
-        Ok(ModelNames(matches.get_many("model").into_iter().flatten().cloned().collect()))
+        Ok(ModelNames(matches.get_many::<String>("model").into_iter().flatten().cloned().collect()))
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
@@ -70,7 +70,8 @@ mod tests {
             assert_eq!(args.models.0[0], args.model.model, "{words}");
             Some(args.models.0)
         };
-        let of = |words: &[&str]| Some(words.iter().map(|word| (*word).to_owned()).collect());
+        let of =
+            |words: &[&str]| -> Option<Vec<String>> { Some(words.iter().map(|word| (*word).to_owned()).collect()) };
         assert_eq!(names("serve"), of(&[taper_hub::DEFAULT_MODEL]));
         assert_eq!(names("serve -m a"), of(&["a"]));
         assert_eq!(names("serve --model x=a,b --model c"), of(&["x=a", "b", "c"]));

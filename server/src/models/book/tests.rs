@@ -152,7 +152,6 @@ struct Run {
     users: Vec<usize>,
     waiting: Vec<usize>,
     under_way: Option<Action>,
-    num_failures: usize,
 }
 
 impl Run {
@@ -196,7 +195,6 @@ impl Run {
         match self.under_way.take() {
             Some(Action::Load(model)) if fails => {
                 self.book.failed(model);
-                self.num_failures += self.waiting[model];
                 self.waiting[model] = 0;
             }
             Some(Action::Load(model)) => {
@@ -234,7 +232,7 @@ fn under_any_order_of_events_limits_are_kept_and_everyone_is_served() {
         let sizes: Vec<u64> = (0..num_models).map(|_| 1 + random.below(20) as u64).collect();
         let (book, now) = book(1 + random.below(4), 1 + random.below(40) as u64, &sizes);
         let (users, waiting) = (vec![0; num_models], vec![0; num_models]);
-        let mut run = Run { book, now, users, waiting, under_way: None, num_failures: 0 };
+        let mut run = Run { book, now, users, waiting, under_way: None };
         for _ in 0..300 {
             run.now += Duration::from_secs(random.below(4) as u64);
             let model = random.below(num_models);

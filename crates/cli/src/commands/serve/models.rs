@@ -64,7 +64,7 @@ pub(super) fn prepare(args: Box<ServeArgs>, progress: &dyn Progress) -> Result<P
         request_timeout: args.request_timeout,
         ..ModelLimits::default()
     };
-    let shared = Shared::with_kv_cache_limit(kv_cache_limit);
+    let shared = Shared::new(kv_cache_limit);
     Ok(Prepared { models, limits, loader: Loader { args, files, created_unix, shared } })
 }
 
