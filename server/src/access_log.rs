@@ -19,6 +19,9 @@ use crate::report::{AnswerReport, RequestListener, RequestReport};
 
 /// Characters of a path that the log repeats: any client may send long ones.
 const MAX_PATH_CHARS: usize = 256;
+/// Bytes of a header of trace context, and of a method, that who listens is told: reports may have to wait for long.
+const MAX_TRACE_BYTES: usize = 512;
+const MAX_METHOD_BYTES: usize = 16;
 
 tokio::task_local! {
     static COST: Arc<Cost>;
@@ -80,7 +83,11 @@ pub(crate) struct Listening {
 impl Listening {
     /// Notes what `listener` will want to know of a request that begins.
     pub(crate) fn to(request: &Request, id: &str, listener: &RequestListener) -> Self {
-        let header = |name: &str| Some(request.headers().get(name)?.to_str().ok()?.to_owned());
+        // Several headers are one with commas; of `traceparent` that is none.
+        let header = |name: &str| {
+            let values: Vec<&str> = request.headers().get_all(name).iter().filter_map(|v| v.to_str().ok()).collect();
+            Some(values.join(",")).filter(|value| !value.is_empty() && value.len() <= MAX_TRACE_BYTES)
+        };
         Self {
             listener: listener.clone(),
             id: id.to_owned(),
@@ -131,7 +138,7 @@ impl Entry {
     fn tell(&self, Listening { listener, id, route, traceparent, tracestate, begun }: Listening) {
         listener.tell(RequestReport {
             id,
-            method: self.method.to_string(),
+            method: self.method.as_str().chars().take(MAX_METHOD_BYTES).collect(),
             route,
             traceparent,
             tracestate,

@@ -155,7 +155,7 @@ async fn unknown_fields_inside_messages_blocks_and_tools_are_reported_by_their_p
             { "role": "user", "mood": "bad", "name": null, "tone": null, "content": "b" },
         ],
         "tools": [{ "type": "function", "function": function("f") }, { "type": "function", "function": function("g"), "n\u{e4}he": 1 }],
-        "stream_options": { "include_usage": true, "chunked": 1 }, "stream": true,
+        "tool_choice": "none", "stream_options": { "include_usage": true, "chunked": 1 }, "stream": true,
     });
     let names = "top, stream_options.chunked, messages[].content[].shade, messages[].mood, tools[].function.returns, \
                  tools[].n%C3%A4he";
@@ -167,6 +167,7 @@ async fn unknown_fields_inside_messages_blocks_and_tools_are_reported_by_their_p
         "max_tokens": 3, "system": [block], "messages": [{ "role": "user", "content": [block], "mood": "good" }],
         "tools": [{ "name": "f", "input_schema": {}, "cache_control": cached, "defer_loading": true, "input_examples": [{}] }],
         "output_config": { "task_budget": { "type": "tokens", "total": 9 } }, "metadata": { "user_id": "u" },
+        "tool_choice": { "type": "none" },
     });
     let names = "output_config.task_budget, system[].shade, messages[].mood, messages[].content[].shade, \
                  tools[].defer_loading, tools[].input_examples";
