@@ -1,7 +1,7 @@
 // The page: the list of conversations, the open one, and what its buttons do.
 
 import { listModels, streamChat } from "./api.mjs";
-import { Bounded, Conversations, exported, imported, isFull, newConversation, titleOf } from "./conversations.mjs";
+import { Bounded, Conversations, exported, imported, isFull, isOfUse, newConversation, titleOf } from "./conversations.mjs";
 import { button, byId, grow, make } from "./dom.mjs";
 import { LiveView } from "./live.mjs";
 import { MessageView } from "./message.mjs";
@@ -21,18 +21,13 @@ const NEAR_END = 60;
 
 // Browsers may keep nothing from some places and in some modes; the page works all the same until it is closed.
 function storageOr(name) {
-  let storage;
   try {
-    storage = window[name];
-    storage.setItem("taper.probe", "");
-    storage.removeItem("taper.probe");
-    return storage;
-  } catch (error) {
-    // What a full one holds can still be read, and deleted; one without any room holds nothing.
-    if (isFull(error) && storage.length > 0) return storage;
-    notice("This browser keeps nothing here: conversations are lost with the page.");
-    return new Fleeting();
+    if (isOfUse(window[name])) return window[name];
+  } catch {
+    // It is not there, or may not be asked for.
   }
+  notice("This browser keeps nothing here: conversations are lost with the page.");
+  return new Fleeting();
 }
 
 /** A `Storage` that ends with the page. */
@@ -60,13 +55,14 @@ class Fleeting {
   }
 }
 
-function showFull() {
-  notice("The browser has no room left: nothing more is kept until something is deleted. An export has all of it.");
+function showLoss(error) {
+  const reason = isFull(error) ? "has no room left: nothing more is kept until something is deleted" : `keeps nothing more (${error.name})`;
+  notice(`The browser ${reason}. An export has all of it.`);
 }
 
-const local = new Bounded(storageOr("localStorage"), showFull);
+const local = new Bounded(storageOr("localStorage"), showLoss);
 const conversations = new Conversations(local);
-const settings = new Settings(local, new Bounded(storageOr("sessionStorage"), showFull), showState);
+const settings = new Settings(local, new Bounded(storageOr("sessionStorage"), showLoss), showState);
 const live = new LiveView(() => settings.key);
 /** What is being answered, by the conversation's id. */
 const runs = new Map();
@@ -108,11 +104,7 @@ function toast(text, undo) {
 
 function save(conversation) {
   conversation.title = titleOf(conversation);
-  try {
-    conversations.save(conversation);
-  } catch (error) {
-    notice(`The browser cannot keep this conversation (${error.name}); export it, or delete others.`);
-  }
+  conversations.save(conversation);
 }
 
 function touch(conversation) {

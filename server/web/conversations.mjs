@@ -29,15 +29,27 @@ export function isFull(error) {
   return error?.name === "QuotaExceededError" || error?.name === "NS_ERROR_DOM_QUOTA_REACHED";
 }
 
-/** A `Storage` that stays as it is when it is full; `full()` is called then, and again only after it had room. */
+/** Whether a `Storage` takes entries, or has some at least that can be read: one that is full, or on a disk that is. */
+export function isOfUse(storage) {
+  const probe = "taper.probe";
+  try {
+    storage.setItem(probe, "");
+    storage.removeItem(probe);
+    return true;
+  } catch {
+    return storage.length > 0;
+  }
+}
+
+/** A `Storage` that stays as it is when it takes no more; `failed(error)` is called then, and again only after it took something. */
 export class Bounded {
   #storage;
-  #full;
-  #isFull = false;
+  #failed;
+  #hasFailed = false;
 
-  constructor(storage, full) {
+  constructor(storage, failed) {
     this.#storage = storage;
-    this.#full = full;
+    this.#failed = failed;
   }
 
   get length() {
@@ -55,17 +67,18 @@ export class Bounded {
   setItem(key, value) {
     try {
       this.#storage.setItem(key, value);
-      this.#isFull = false;
+      this.#hasFailed = false;
     } catch (error) {
-      if (!isFull(error)) throw error;
-      if (!this.#isFull) this.#full();
-      this.#isFull = true;
+      // A mistake of the page is none of the storage.
+      if (error instanceof TypeError) throw error;
+      if (!this.#hasFailed) this.#failed(error);
+      this.#hasFailed = true;
     }
   }
 
   removeItem(key) {
     this.#storage.removeItem(key);
-    this.#isFull = false;
+    this.#hasFailed = false;
   }
 }
 
@@ -92,7 +105,7 @@ export class Conversations {
     return this.#open.get(id);
   }
 
-  /** Keeps a conversation as it is now. Throws when the browser has no room. */
+  /** Keeps a conversation as it is now. */
   save(conversation) {
     this.#open.set(conversation.id, conversation);
     this.#storage.setItem(PREFIX + conversation.id, JSON.stringify(conversation));

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Bounded, Conversations, exported, imported, newConversation, titleOf } from "../../server/web/conversations.mjs";
+import { Bounded, Conversations, exported, imported, isFull, isOfUse, newConversation, titleOf } from "../../server/web/conversations.mjs";
 import { chatRequest, fault, PARAMETERS, readParameters } from "../../server/web/parameters.mjs";
 import { Stopwatch } from "../../server/web/speed.mjs";
 
@@ -166,26 +166,48 @@ test("the line under an answer has what is known", () => {
   check([[{}, true, 1001], [{ usage: single }, false, 1002]], "first token after 1 ms · 1 token · prompt of 1 token");
 });
 
-test("a full storage is read as before, and said to be full once", () => {
+/** A storage that takes nothing. */
+function failing(storage, error) {
+  storage.setItem = () => {
+    throw error;
+  };
+  return storage;
+}
+
+const NO_ROOM = new DOMException("no room", "QuotaExceededError");
+const BROKEN = new DOMException("the disk is full", "UnknownError");
+
+test("a storage that takes nothing more is read as before, and its fault is told once", () => {
+  for (const fault of [NO_ROOM, BROKEN]) {
+    const storage = new Storage();
+    const kept = conversation("kept");
+    new Conversations(storage).save(kept);
+    const told = [];
+    const full = new Conversations(new Bounded(failing(storage, fault), (error) => told.push(error)));
+    assert.deepEqual(full.list(), [kept]);
+    full.save(conversation("new"));
+    full.save(conversation("newer"));
+    assert.deepEqual(told, [fault]);
+    full.remove(kept.id);
+    full.save(conversation("newest"));
+    assert.deepEqual(told, [fault, fault]);
+    failing(storage, new TypeError("ours"));
+    assert.throws(() => full.save(kept), TypeError);
+  }
+  assert.deepEqual([NO_ROOM, BROKEN].map(isFull), [true, false]);
+});
+
+test("a storage is of use that takes something, or holds something", () => {
   const storage = new Storage();
-  const kept = conversation("kept");
-  new Conversations(storage).save(kept);
-  storage.setItem = () => {
-    throw new DOMException("no room", "QuotaExceededError");
-  };
-  let said = 0;
-  const full = new Conversations(new Bounded(storage, () => said++));
-  assert.deepEqual(full.list(), [kept]);
-  full.save(conversation("new"));
-  full.save(conversation("newer"));
-  assert.equal(said, 1);
-  full.remove(kept.id);
-  full.save(conversation("newest"));
-  assert.equal(said, 2);
-  storage.setItem = () => {
-    throw new TypeError("broken");
-  };
-  assert.throws(() => full.save(kept), TypeError);
+  assert.equal(isOfUse(storage), true);
+  assert.equal(storage.length, 0);
+  for (const fault of [NO_ROOM, BROKEN]) {
+    assert.equal(isOfUse(failing(new Storage(), fault)), false);
+    const holding = new Storage();
+    holding.setItem("taper.settings", "{}");
+    assert.equal(isOfUse(failing(holding, fault)), true);
+  }
+  assert.throws(() => isOfUse(undefined));
 });
 
 test("what another tab changed is taken into the same object", () => {
