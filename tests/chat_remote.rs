@@ -12,10 +12,11 @@ use rexpect::session::spawn_with_options;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use taper_testkit::tiny::TinyModel;
 
 /// Longer than anything here takes on a loaded machine.
@@ -319,6 +320,82 @@ fn conversations_are_saved_loaded_and_answered_anew() {
     ] {
         assert!(stderr.contains(words), "{words} in {stderr}");
     }
+}
+
+#[test]
+fn a_file_that_is_not_the_chats_own_is_replaced_only_where_that_is_asked_for() {
+    let home = tempfile::tempdir().unwrap();
+    let path = |name: &str| home.path().join(name);
+    std::fs::write(path("notes"), "dear diary").unwrap();
+    let fake = Fake::with_streams(&[streamed(&["one"]), streamed(&["two"]), streamed(&["three"])]);
+    let told = |lines: &str| {
+        let output = say(command(home.path(), &["--url", &fake.url]), lines);
+        assert!(output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let refusals = |stderr: &str| stderr.matches("not as this chat left it; /save! ").count();
+
+    let stderr = told("hi\n/save notes\n/save talk\n/save talk\n");
+    assert_eq!(refusals(&stderr), 1, "{stderr}");
+    assert!(
+        stderr.contains("cannot write notes: it is there") && stderr.contains("/save! notes replaces it"),
+        "{stderr}"
+    );
+    assert_eq!(std::fs::read_to_string(path("notes")).unwrap(), "dear diary");
+    assert_eq!(std::fs::metadata(path("talk")).unwrap().permissions().mode() & 0o777, 0o600, "nobody else reads it");
+
+    let stderr = told("hi\n/save talk\n/save! notes\n/save notes\n");
+    assert_eq!(refusals(&stderr), 1, "another chat's conversation is not this one's to replace: {stderr}");
+    assert!(std::fs::read_to_string(path("talk")).unwrap().contains("one"));
+    assert!(std::fs::read_to_string(path("notes")).unwrap().contains("two"));
+
+    let stderr = told("/load talk\nmore\n/save talk\n");
+    assert_eq!(refusals(&stderr), 0, "a conversation goes on in its file: {stderr}");
+    assert!(std::fs::read_to_string(path("talk")).unwrap().contains("three"));
+}
+
+#[test]
+fn a_pipe_whose_reader_leaves_ends_the_saving_and_not_the_chat() {
+    let home = tempfile::tempdir().unwrap();
+    let pipe = home.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let fake = Fake::with_streams(&[streamed(&["one"]), streamed(&["two"])]);
+    // There before anybody writes.
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let mut reader = std::fs::File::options().read(true).custom_flags(nonblocking).open(&pipe).unwrap();
+    // More than a pipe holds, so that it is still being written when the reader leaves.
+    let message = "a".repeat(1 << 20);
+    let lines = format!("{message}\n/save pipe\n/save pipe\nhi\n");
+    let command = command(home.path(), &["--url", &fake.url]);
+    let chat = std::thread::spawn(move || say(command, &lines));
+    let begun = Instant::now();
+    while !matches!(reader.read(&mut [0; 1]), Ok(1)) {
+        assert!(begun.elapsed() < LIMIT, "nothing is written");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    drop(reader);
+    let output = chat.join().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{stderr}");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "one\ntwo\n", "{stderr}");
+    assert!(stderr.contains("cannot write pipe: Broken pipe") && stderr.contains("nobody reads"), "{stderr}");
+}
+
+#[test]
+fn a_chat_in_a_pipe_fails_where_nothing_was_answered() {
+    let error = || respond(500, "application/json", r#"{"error":"no"}"#);
+    let status = |streams: &[String], lines: &str| {
+        let fake = Fake::with_streams(streams);
+        let home = tempfile::tempdir().unwrap();
+        let output = say(command(home.path(), &["--url", &fake.url]), lines);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(stderr.contains("taper: no message was answered"), !output.status.success(), "{stderr}");
+        output.status.code().unwrap()
+    };
+    assert_eq!(status(&[error(), error()], "hi\nhi\n"), 1);
+    assert_eq!(status(&[error()], "hi\n/exit\n"), 1);
+    assert_eq!(status(&[error(), streamed(&["one"])], "hi\nhi\n"), 0, "one of two");
+    assert_eq!(status(&[], "/stats\n"), 0, "nothing was said");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use serde_json::Value;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use taper_testkit::gguf::Value as Field;
 use taper_testkit::tiny::{TinyModel, TinyType};
 use tempfile::TempDir;
 
@@ -266,6 +267,49 @@ fn an_answer_has_the_form_that_was_asked_for() {
     assert!(text(&regex.stderr).contains("taper: --regex: the regex cannot be used"), "{}", text(&regex.stderr));
     assert!(refused(&["--choice", ""]).contains("--choice"));
     assert!(misuse(&place.run(&["-p", "ab", "--regex", "a", "--choice", "b"])).contains("cannot be used with"));
+}
+
+/// A tiny model whose last token ends thoughts, which its template begins or leaves to the model.
+fn thinking_model(opens: bool) -> Vec<u8> {
+    let tiny = TinyModel { context: CONTEXT, ..TinyModel::default() }.builder();
+    let template = format!(
+        "{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}<|im_end|>\n{{% endfor %}}<|im_start|>assistant\n{}",
+        if opens { "<think>\n" } else { "" }
+    );
+    tiny.set_last("tokenizer.ggml.tokens", &[Field::String("</think>".into())])
+        .set_last("tokenizer.ggml.token_type", &[Field::I32(3)])
+        .set("tokenizer.chat_template", Field::String(template))
+        .build()
+}
+
+#[test]
+fn a_model_that_thinks_does_so_before_the_form() {
+    let place = Place::with_model(&thinking_model(true));
+    let ask = |options: &[&str]| {
+        let common = ["run", "--threads", "1", "--model", "tiny.gguf", "-p", "ab", "--regex", "[xyz]{3}"];
+        place.command(&common).args(options).output().unwrap()
+    };
+    let cut = json(&ask(&["--temperature", "0", "-n", "5", "--json"]));
+    assert_eq!((&cut["text"], &cut["finish_reason"]), (&"".into(), &"length".into()), "{cut}");
+    let is_form = |text: &str| text.len() == 3 && text.chars().all(|c| "xyz".contains(c));
+    // Nearly every token has the same chance, the one that ends the thoughts as well.
+    let wild = |seed: &str, more: &[&str]| {
+        let options = ["--temperature", "50", "--top-k", "0", "--top-p", "1", "--min-p", "0", "--seed", seed];
+        ask(&[&options, more].concat())
+    };
+    let done = (0..100).map(|seed: u32| (seed.to_string(), json(&wild(&seed.to_string(), &["--json"]))));
+    let (seed, answer) = done.into_iter().find(|(_, answer)| answer["finish_reason"] == "stop").expect("one ends");
+    let (text, thoughts) = (answer["text"].as_str().unwrap(), answer["reasoning_content"].as_str().unwrap());
+    assert!(is_form(text) && !thoughts.is_empty() && !thoughts.contains("think"), "{answer}");
+    let plain = wild(&seed, &[]);
+    assert_eq!(stdout(&plain), format!("{text}\n"), "stdout has the form alone");
+
+    let place = Place::with_model(&thinking_model(false));
+    let form = ["-p", "ab", "--regex", "[xyz]{3}", "--json"];
+    let free = json(&place.run(&form));
+    assert!(is_form(free["text"].as_str().unwrap()) || free["reasoning_content"].is_string(), "it may: {free}");
+    let raw = json(&place.run(&[&form[..], &["--raw"]].concat()));
+    assert!(is_form(raw["text"].as_str().unwrap()) && raw["reasoning_content"].is_null(), "no turn begins: {raw}");
 }
 
 #[test]

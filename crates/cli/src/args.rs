@@ -310,6 +310,23 @@ impl SamplingArgs {
     }
 }
 
+/// What answers in the terminal, and how.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct AnswerArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) context: ContextArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+
+    /// What the model is told before anything else.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+}
+
 /// `taper serve`
 #[derive(Debug, Args)]
 #[command(
@@ -383,19 +400,9 @@ pub(crate) enum LogFormat {
 )]
 pub(crate) struct ChatArgs {
     #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    #[command(flatten)]
-    pub(crate) context: ContextArgs,
-    #[command(flatten)]
-    pub(crate) engine: EngineArgs,
-    #[command(flatten)]
-    pub(crate) sampling: SamplingArgs,
+    pub(crate) answer: AnswerArgs,
     #[command(flatten)]
     pub(crate) remote: RemoteArgs,
-
-    /// What the model is told before the conversation.
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) system: Option<String>,
 
     /// Where lines that were typed are remembered [default: ~/.local/state/taper/chat_history].
     #[arg(long, value_name = "FILE", env = "TAPER_HISTORY")]

@@ -8,7 +8,7 @@ use std::future::Future;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use taper_engine::{Event, FinishReason, Request, Timings, Usage};
-use taper_text::{ChatMessage, EncodeOptions, RenderContext};
+use taper_text::{ChatMessage, EncodeOptions, Prompt, RenderContext};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -73,6 +73,11 @@ impl Answer {
 
 /// The tokens of a conversation, with the beginning of an answer at its end. Names of special tokens in messages are text.
 pub(crate) fn chat_tokens(loaded: &Loaded, messages: &[ChatMessage]) -> Result<Vec<u32>> {
+    Ok(loaded.tokenizer.encode_prompt(&chat_prompt(loaded, messages)?, true)?)
+}
+
+/// The same before it becomes tokens.
+pub(crate) fn chat_prompt(loaded: &Loaded, messages: &[ChatMessage]) -> Result<Prompt> {
     let template = loaded.template.as_ref().ok_or_else(|| {
         anyhow!("the model's file has no chat template; --chat-template names one, `taper run --raw` needs none")
     })?;
@@ -82,8 +87,7 @@ pub(crate) fn chat_tokens(loaded: &Loaded, messages: &[ChatMessage]) -> Result<V
         add_generation_prompt: true,
         ..RenderContext::default()
     };
-    let prompt = template.prompt(&loaded.tokenizer, messages, &context)?;
-    Ok(loaded.tokenizer.encode_prompt(&prompt, true)?)
+    Ok(template.prompt(&loaded.tokenizer, messages, &context)?)
 }
 
 /// The tokens of a text that is continued as it is. Names of special tokens in it are these tokens.

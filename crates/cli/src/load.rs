@@ -2,7 +2,9 @@
 
 mod draft;
 
-use crate::args::{ActivationsKind, BackendKind, ContextArgs, Deterministic, Device, EngineArgs, KvKind, ModelArgs};
+use crate::args::{
+    ActivationsKind, AnswerArgs, BackendKind, ContextArgs, Deterministic, Device, EngineArgs, KvKind, ModelArgs,
+};
 use crate::calibration_file;
 use crate::device::open_gpu;
 use crate::facts;
@@ -308,13 +310,15 @@ pub(crate) fn load_engine(source: EngineSource<'_>, shared: &Shared, progress: &
 }
 
 /// [`load_engine`] for one user at a terminal.
-pub(crate) fn load_for_one(args: &ModelArgs, context: &ContextArgs, engine: &EngineArgs) -> Result<Loaded> {
+pub(crate) fn load_for_one(args: &AnswerArgs) -> Result<Loaded> {
+    let AnswerArgs { model: model_args, context, engine, .. } = args;
     let config = EngineConfig { max_batch: 1, speculation: engine.speculation()?, ..EngineConfig::default() };
     // Nor for the file.
     chosen_template(context)?;
     let progress = Bars::new();
-    let model = resolve(&args.model, &progress)?;
-    load_engine(EngineSource { model, args, context, engine, config }, &Shared::default(), &progress)
+    let model = resolve(&model_args.model, &progress)?;
+    let source = EngineSource { model, args: model_args, context, engine, config };
+    load_engine(source, &Shared::default(), &progress)
 }
 
 /// `--chat-template`, if it is given: the name of a built-in template, else a file.

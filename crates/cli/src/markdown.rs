@@ -6,6 +6,7 @@
 //! the line of a fence: never more than a line.
 
 use crate::color::{Look, RESET};
+use crate::output::is_bidi_control;
 
 /// How a text is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +78,7 @@ impl Renderer {
     pub(crate) fn push(&mut self, text: &str) -> String {
         match self.shown {
             Shown::Plain => text.to_owned(),
-            Shown::Safe => text.chars().map(visible).collect(),
+            Shown::Safe => visible(text),
             Shown::Styled => {
                 let mut out = String::with_capacity(text.len() * 2);
                 text.chars().for_each(|c| self.read(c, &mut out));
@@ -304,18 +305,27 @@ impl Renderer {
             look.change_from(self.look, out);
             self.look = look;
         }
-        out.push(visible(c));
+        show(c, out);
     }
 }
 
-/// A control character as its picture: an answer must not steer the terminal. Line ends and tabs are what they are.
-pub(crate) fn visible(c: char) -> char {
+/// A text whose control characters are shown.
+pub(crate) fn visible(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    text.chars().for_each(|c| show(c, &mut out));
+    out
+}
+
+/// Shows a control character as its picture, or by its number where it has none: an answer must not steer the terminal. Line ends
+/// and tabs are what they are.
+fn show(c: char, out: &mut String) {
     match c {
-        '\n' | '\t' => c,
-        '\0'..='\x1f' => char::from_u32(0x2400 + u32::from(c)).unwrap_or('\u{fffd}'),
-        '\x7f' => '\u{2421}',
-        '\u{80}'..='\u{9f}' => '\u{fffd}',
-        _ => c,
+        '\n' | '\t' => out.push(c),
+        '\0'..='\x1f' => out.push(char::from_u32(0x2400 + u32::from(c)).unwrap_or('\u{fffd}')),
+        '\x7f' => out.push('\u{2421}'),
+        '\u{80}'..='\u{9f}' => out.push('\u{fffd}'),
+        _ if is_bidi_control(c) => out.extend(c.escape_unicode()),
+        _ => out.push(c),
     }
 }
 
@@ -408,12 +418,13 @@ mod tests {
 
     #[test]
     fn an_answer_cannot_steer_the_terminal() {
-        let evil = "\x1b]0;title\x07 \x1b[2J \u{9b}31m \r \x08 \x7f ok\t\n";
+        let evil = "\x1b]0;title\x07 \x1b[2J \u{9b}31m \r \x08 \x7f rm\u{202e}x\u{202c}\u{2067}y\u{2069} ok\t\n";
         for shown in [Shown::Safe, Shown::Styled] {
             let mut renderer = Renderer::new(shown);
             let out = renderer.push(evil) + &renderer.finish();
             assert!(!out.contains(|c: char| c.is_control() && c != '\n' && c != '\t'), "{out:?}");
-            assert!(out.contains("␛[2J") && out.contains("ok\t\n"), "{out:?}");
+            assert!(!out.contains(is_bidi_control), "{out:?}");
+            assert!(out.contains("␛[2J") && out.contains("rm\\u{202e}x\\u{202c}") && out.contains("ok\t\n"), "{out:?}");
         }
         assert_eq!(Renderer::new(Shown::Plain).push(evil), evil, "a pipe gets what was said");
     }
@@ -436,6 +447,7 @@ mod tests {
             Just("\\".to_owned()),
             Just("\x1b[31m".to_owned()),
             "\\PC{0,4}",
+            Just("\u{202e}".to_owned()),
             any::<char>().prop_map(String::from),
         ];
         proptest::collection::vec(piece, 0..40).prop_map(|pieces| pieces.concat())
@@ -459,7 +471,7 @@ mod tests {
 
         #[test]
         fn no_text_is_lost(text in markdown()) {
-            let safe: String = text.chars().map(visible).collect();
+            let safe = visible(&text);
             prop_assert_eq!(stripped(&rendered(&text)), &safe[..]);
             let mut plain = Renderer::new(Shown::Plain);
             prop_assert_eq!(plain.push(&text) + &plain.finish(), &text[..]);

@@ -37,9 +37,16 @@ pub(crate) fn failure(error: &anyhow::Error) {
 pub(crate) fn spelled_out(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() && c != '\n' { line.extend(c.escape_default()) } else { line.push(c) }
+        let is_spelled_out = (c.is_control() && c != '\n') || is_bidi_control(c);
+        if is_spelled_out { line.extend(c.escape_default()) } else { line.push(c) }
     }
     line
+}
+
+/// Whether a character changes the direction in which those behind it are shown, and is not seen itself: with it a command can
+/// look like another one. Marks that direct a single place, which Arabic and Hebrew are written with, are no such characters.
+pub(crate) fn is_bidi_control(c: char) -> bool {
+    matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Whether the reason of an error is that nobody reads our stdout any more.
@@ -69,5 +76,6 @@ mod tests {
     #[test]
     fn an_error_cannot_steer_the_terminal() {
         assert_eq!(spelled_out("tried:\n  a\u{1b}[2J, \u{9b}é\r"), "tried:\n  a\\u{1b}[2J, \\u{9b}é\\r");
+        assert_eq!(spelled_out("a\u{202e}b\u{2066}\u{200f}"), "a\\u{202e}b\\u{2066}\u{200f}");
     }
 }

@@ -190,6 +190,16 @@ impl GgufBuilder {
         self
     }
 
+    /// Replaces the last elements of an array.
+    #[must_use]
+    pub fn set_last(self, key: &str, last: &[Value]) -> GgufBuilder {
+        let found = self.keys().find(|(name, _)| *name == key).map(|(_, value)| value.clone());
+        let Some(Value::Array(kind, mut items)) = found else { panic!("{key} is no array") };
+        let first = items.len() - last.len();
+        items[first..].clone_from_slice(last);
+        self.set(key, Value::Array(kind, items))
+    }
+
     /// Leaves a key out.
     #[must_use]
     pub fn without(mut self, key: &str) -> GgufBuilder {

@@ -1,4 +1,7 @@
-//! A byte-level vocabulary as GPT-2's tokenizer writes it: every byte has a token, and the token's id is the byte.
+//! Vocabularies of both kinds: a byte-level one as GPT-2's tokenizer writes it, where every byte has a token whose id is the byte,
+//! and one of SentencePiece's.
+
+use crate::gguf::GgufBuilder;
 
 /// Control tokens, in this order after the bytes and merges.
 pub const SPECIAL_TOKENS: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
@@ -66,6 +69,30 @@ pub fn byte_letter(byte: u8) -> char {
     }
     let num_before = (0..byte).filter(|&other| !is_printable(other)).count() as u32;
     char::from_u32(0x100 + num_before).expect("at most 68 bytes are not printable")
+}
+
+/// A file with SentencePiece's vocabulary: `<unk>`, `<s>`, `</s>`, the 256 bytes, and these pieces with their types (1 normal, 3
+/// control, 4 added by a user) and scores.
+pub fn sentence_piece(pieces: &[(&str, i32, f32)]) -> GgufBuilder {
+    let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).into();
+    let mut types = vec![2, 3, 3];
+    tokens.extend((0..=255).map(|byte: u8| format!("<0x{byte:02X}>")));
+    types.resize(tokens.len(), 6);
+    let mut scores = vec![0.0; tokens.len()];
+    for (piece, kind, score) in pieces {
+        tokens.push((*piece).to_owned());
+        types.push(*kind);
+        scores.push(*score);
+    }
+    GgufBuilder::new(3)
+        .string("general.architecture", "llama")
+        .string("tokenizer.ggml.model", "llama")
+        .strings("tokenizer.ggml.tokens", &tokens)
+        .i32s("tokenizer.ggml.token_type", &types)
+        .f32s("tokenizer.ggml.scores", &scores)
+        .u32("tokenizer.ggml.bos_token_id", 1)
+        .u32("tokenizer.ggml.eos_token_id", 2)
+        .u32("tokenizer.ggml.unknown_token_id", 0)
 }
 
 #[cfg(test)]

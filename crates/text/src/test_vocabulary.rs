@@ -42,26 +42,9 @@ pub(crate) const PIECES: [(&str, f32); 16] = [
 
 /// `<unk>`, `<s>`, `</s>`, the 256 bytes, [`PIECES`], and `<tool>`, added by a user.
 pub(crate) fn sentence_piece() -> GgufBuilder {
-    let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).into();
-    let mut types = vec![2, 3, 3];
-    tokens.extend((0..=255).map(|byte: u8| format!("<0x{byte:02X}>")));
-    types.resize(tokens.len(), 6);
-    let mut scores = vec![0.0; tokens.len()];
-    tokens.extend(PIECES.map(|(piece, _)| piece.to_owned()));
-    types.resize(tokens.len(), 1);
-    scores.extend(PIECES.map(|(_, score)| score));
-    tokens.push("<tool>".to_owned());
-    types.push(4);
-    scores.push(0.0);
-    GgufBuilder::new(3)
-        .string("general.architecture", "llama")
-        .string("tokenizer.ggml.model", "llama")
-        .strings("tokenizer.ggml.tokens", &tokens)
-        .i32s("tokenizer.ggml.token_type", &types)
-        .f32s("tokenizer.ggml.scores", &scores)
-        .u32("tokenizer.ggml.bos_token_id", 1)
-        .u32("tokenizer.ggml.eos_token_id", 2)
-        .u32("tokenizer.ggml.unknown_token_id", 0)
+    let mut pieces = PIECES.map(|(piece, score)| (piece, 1, score)).to_vec();
+    pieces.push(("<tool>", 4, 0.0));
+    taper_testkit::vocab::sentence_piece(&pieces)
 }
 
 pub(crate) fn tokenizer(file: &GgufBuilder) -> Result<Tokenizer, Error> {

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use taper_checkpoint::Checkpoint;
-use taper_testkit::gguf::{GgufBuilder, Value as Field};
+use taper_testkit::gguf::Value as Field;
 use taper_testkit::rng::SplitMix;
 use taper_testkit::tiny::TinyModel;
+use taper_testkit::vocab::sentence_piece;
 use taper_text::{
     AnswerGrammar, AnswerParser, AnswerPart, AnswerSyntax, AnswerTool, Calls, EncodeOptions, Grammar, GrammarCompiler,
     GrammarSpec, ReasoningMarks, ReasoningStart, Tokenizer, ToolFormat, ToolSyntax,
@@ -28,40 +29,15 @@ fn open(file: &[u8]) -> Arc<Tokenizer> {
 /// Bytes as tokens; the last unused tokens become the marks, of this type.
 fn bytes_and_marks(kind: i32) -> Vec<u8> {
     let file = TinyModel::default().builder();
-    let file = with_last(file, "tokenizer.ggml.tokens", &MARKS.map(|mark| Field::String(mark.into())));
-    with_last(file, "tokenizer.ggml.token_type", &MARKS.map(|_| Field::I32(kind))).build()
-}
-
-/// The file with the last elements of an array replaced.
-fn with_last(file: GgufBuilder, key: &str, last: &[Field]) -> GgufBuilder {
-    let found = file.keys().find(|(name, _)| *name == key).map(|(_, value)| value.clone());
-    let Some(Field::Array(kind, mut items)) = found else { panic!("{key} is no array") };
-    let first = items.len() - last.len();
-    items[first..].clone_from_slice(last);
-    file.set(key, Field::Array(kind, items))
+    let file = file.set_last("tokenizer.ggml.tokens", &MARKS.map(|mark| Field::String(mark.into())));
+    file.set_last("tokenizer.ggml.token_type", &MARKS.map(|_| Field::I32(kind))).build()
 }
 
 /// Bytes as pieces, with the marks as control tokens, and a blank before each text.
-fn sentence_piece() -> Vec<u8> {
-    let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).into();
-    let mut types = vec![2, 3, 3];
-    tokens.extend((0..=255).map(|byte: u8| format!("<0x{byte:02X}>")));
-    types.resize(tokens.len(), 6);
-    tokens.push("▁".to_owned());
-    types.push(1);
-    tokens.extend(MARKS.map(str::to_owned));
-    types.resize(tokens.len(), 3);
-    let scores: Vec<f32> = (0..tokens.len()).map(|id| -(id as f32)).collect();
-    GgufBuilder::new(3)
-        .string("general.architecture", "llama")
-        .string("tokenizer.ggml.model", "llama")
-        .strings("tokenizer.ggml.tokens", &tokens)
-        .i32s("tokenizer.ggml.token_type", &types)
-        .f32s("tokenizer.ggml.scores", &scores)
-        .u32("tokenizer.ggml.bos_token_id", 1)
-        .u32("tokenizer.ggml.eos_token_id", 2)
-        .u32("tokenizer.ggml.unknown_token_id", 0)
-        .build()
+fn blanks_and_marks() -> Vec<u8> {
+    let mut pieces = vec![("▁", 1, -1.0)];
+    pieces.extend(MARKS.map(|mark| (mark, 3, -2.0)));
+    sentence_piece(&pieces).build()
 }
 
 /// The vocabularies by name: marks as text, as tokens that a user added, as control tokens, and behind blanks.
@@ -70,7 +46,7 @@ fn tokenizers() -> [(&'static str, Arc<Tokenizer>); 4] {
         ("text", open(&TinyModel::default().to_gguf())),
         ("added", open(&bytes_and_marks(4))),
         ("control", open(&bytes_and_marks(3))),
-        ("blanks", open(&sentence_piece())),
+        ("blanks", open(&blanks_and_marks())),
     ]
 }
 

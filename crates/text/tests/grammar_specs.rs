@@ -7,7 +7,6 @@ use std::sync::{Arc, OnceLock};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use taper_checkpoint::Checkpoint;
-use taper_testkit::gguf::GgufBuilder;
 use taper_testkit::tiny::TinyModel;
 use taper_text::{Grammar, GrammarCompiler, GrammarError, GrammarSpec, Tokenizer};
 
@@ -456,24 +455,10 @@ fn the_same_specification_is_compiled_once() {
 
 /// `<unk>`, `<s>`, `</s>`, 256 bytes, pieces with and without a blank, and a token that a user added.
 fn sentence_piece(adds_blank: bool) -> Vec<u8> {
-    let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).into();
-    let mut types = vec![2, 3, 3];
-    tokens.extend((0..=255).map(|byte: u8| format!("<0x{byte:02X}>")));
-    types.resize(tokens.len(), 6);
-    tokens.extend(["▁", "a", "▁a", "1", "▁1", "aa", "<tool>"].map(str::to_owned));
-    types.extend([1, 1, 1, 1, 1, 1, 4]);
-    let scores: Vec<f32> = (0..tokens.len()).map(|id| -(id as f32)).collect();
-    GgufBuilder::new(3)
-        .string("general.architecture", "llama")
-        .string("tokenizer.ggml.model", "llama")
-        .bool("tokenizer.ggml.add_space_prefix", adds_blank)
-        .strings("tokenizer.ggml.tokens", &tokens)
-        .i32s("tokenizer.ggml.token_type", &types)
-        .f32s("tokenizer.ggml.scores", &scores)
-        .u32("tokenizer.ggml.bos_token_id", 1)
-        .u32("tokenizer.ggml.eos_token_id", 2)
-        .u32("tokenizer.ggml.unknown_token_id", 0)
-        .build()
+    let pieces = ["▁", "a", "▁a", "1", "▁1", "aa"];
+    let mut pieces: Vec<(&str, i32, f32)> = (1..).zip(pieces).map(|(rank, piece)| (piece, 1, -(rank as f32))).collect();
+    pieces.push(("<tool>", 4, 0.0));
+    taper_testkit::vocab::sentence_piece(&pieces).bool("tokenizer.ggml.add_space_prefix", adds_blank).build()
 }
 
 #[test]

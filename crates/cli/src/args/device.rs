@@ -57,8 +57,8 @@ impl Command {
             Command::Serve(args) => args.model.device,
             // With a server nothing is computed here.
             Command::Chat(args) if args.remote.url.is_some() => return None,
-            Command::Chat(args) => args.model.device,
-            Command::Run(args) => args.model.device,
+            Command::Chat(args) => args.answer.model.device,
+            Command::Run(args) => args.answer.model.device,
             Command::Bench(args) => match &args.what {
                 BenchCommand::Bandwidth(args) => args.device,
                 BenchCommand::Gemm(args) => args.device,

@@ -33,8 +33,8 @@ impl Command {
         let of_model = |args: &ModelArgs| (args.quantization, args.device.device, args.backend);
         let (asked, device, backend) = match self {
             Command::Serve(args) => of_model(&args.model),
-            Command::Chat(args) => of_model(&args.model),
-            Command::Run(args) => of_model(&args.model),
+            Command::Chat(args) => of_model(&args.answer.model),
+            Command::Run(args) => of_model(&args.answer.model),
             Command::Perplexity(args) => of_model(&args.model),
             // Who forgets quantizes nothing.
             Command::Tune(args) if args.reset => return Ok(()),

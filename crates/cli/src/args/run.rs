@@ -1,23 +1,17 @@
 //! `taper run` on the command line.
 
-use super::{ContextArgs, EngineArgs, ModelArgs, SamplingArgs};
+use super::AnswerArgs;
 use clap::Args;
 use std::path::PathBuf;
 
 /// `taper run`
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The answer goes to stdout, everything else to stderr. With --json stdout is one line:\n{\"model\": ..., \"prompt_tokens\": [ids], \"tokens\": [ids], \"text\": ..., \"finish_reason\": ..., \"usage\": {...}, \"timings\": {...}}"
+    after_help = "The answer goes to stdout, everything else to stderr. With --json stdout is one line:\n{\"model\": ..., \"prompt_tokens\": [ids], \"tokens\": [ids], \"text\": ..., \"finish_reason\": ..., \"usage\": {...}, \"timings\": {...}}\nWhere the answer has a form, a model may think before it: its thoughts go to stderr, in the JSON they are \"reasoning_content\"."
 )]
 pub(crate) struct RunArgs {
     #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    #[command(flatten)]
-    pub(crate) context: ContextArgs,
-    #[command(flatten)]
-    pub(crate) engine: EngineArgs,
-    #[command(flatten)]
-    pub(crate) sampling: SamplingArgs,
+    pub(crate) answer: AnswerArgs,
 
     /// The prompt. Files come after it, then what is piped in; a pipe that is silent for three seconds is left alone. Without -p
     /// and --file, all of stdin is the prompt.
@@ -32,12 +26,8 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) stdin: bool,
 
-    /// What the model is told before the prompt.
-    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
-    pub(crate) system: Option<String>,
-
     /// Continue the prompt as it is, without the chat template.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "system")]
     pub(crate) raw: bool,
 
     #[command(flatten)]

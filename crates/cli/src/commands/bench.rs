@@ -10,17 +10,18 @@ mod model;
 mod serve;
 mod softmax;
 
-use crate::args::{BenchArgs, BenchCommand, BenchOutputArgs, ComputeArgs};
+use crate::args::{BenchArgs, BenchCommand, BenchOutputArgs, ComputeArgs, KvKind, ModelArgs};
 use crate::commands::list;
 use crate::output;
 use anyhow::{Context, Result};
 use comfy_table::CellAlignment;
+use serde_json::{Map, Value};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use taper_bench::{Computes, Findings, Finished, Measurement, Record, Run, Setup, report};
+use taper_bench::{Computes, Findings, Finished, Measurement, Record, Run, Setup, params, report};
 use taper_kernels::cuda::{Cuda, Driver};
-use taper_kernels::{BackendInfo, Cpu, CpuConfig, cpu::isa::Isa};
+use taper_kernels::{BackendInfo, Cpu, CpuConfig, KvDtype, cpu::isa::Isa};
 
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     match &args.what {
@@ -53,6 +54,16 @@ pub(crate) fn isa_of(info: &BackendInfo) -> Isa {
 /// The same on a GPU.
 pub(crate) fn setup_on(gpu: &Cuda<Driver>, bandwidth_bytes: usize) -> Setup {
     Setup { commit: COMMIT, computes: Computes::Gpu(Arc::clone(gpu.device())), bandwidth_bytes }
+}
+
+/// What rows say of a model's file and of what became of it in memory.
+fn about_model(path: &Path, args: &ModelArgs, kv_dtype: KvDtype) -> Map<String, Value> {
+    let file = path.file_name().unwrap_or_default().to_string_lossy();
+    let mut about = params([("model", file.into()), ("kv", KvKind::name_of(kv_dtype).into())]);
+    if let Some(quantization) = args.quantization() {
+        about.insert("quantization".into(), quantization.name().into());
+    }
+    about
 }
 
 const COMMIT: &str = env!("TAPER_COMMIT");

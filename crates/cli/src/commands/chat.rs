@@ -6,6 +6,7 @@
 mod commands;
 mod conversation;
 mod editor;
+mod files;
 mod input;
 mod local;
 mod remote;
@@ -21,6 +22,7 @@ use crate::parameters::Parameters;
 use anyhow::{Context, Result, bail};
 use conversation::Conversation;
 use editor::{LineEditor, Typed};
+use files::KnownFiles;
 use input::{Assembly, Input};
 use local::Local;
 use remote::{Remote, Server, is_on_this_machine};
@@ -32,7 +34,7 @@ pub(crate) use remote::base_of;
 pub(crate) use roots::system_certificates;
 
 pub(crate) fn run(args: &ChatArgs) -> Result<()> {
-    let parameters = args.sampling.parameters();
+    let parameters = args.answer.sampling.parameters();
     parameters.sampling()?;
     let generator = Arc::new(Generator::new()?);
     let talker: Box<dyn Talker> = match &args.remote.url {
@@ -40,13 +42,15 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
             let server = Server::new(url, api_key(args.remote.api_key.as_deref(), url))?;
             Box::new(Remote::connect(server, args.remote.model_name.clone(), Arc::clone(&generator))?)
         }
-        None => Box::new(Local::load(args, Arc::clone(&generator))?),
+        None => Box::new(Local::load(&args.answer, Arc::clone(&generator))?),
     };
     let mut chat = Chat {
         talker,
         parameters,
-        conversation: Conversation::new(args.system.clone()),
+        conversation: Conversation::new(args.answer.system.clone()),
         totals: Totals::default(),
+        turns: Turns::default(),
+        known_files: KnownFiles::default(),
         shown: color::of_stdout(args.color),
         is_dimmed: color::on_stderr(args.color),
     };
@@ -72,11 +76,20 @@ enum Next {
     Leave,
 }
 
+/// Messages that were to be answered, `/regen` among them.
+#[derive(Debug, Default, Clone, Copy)]
+struct Turns {
+    asked: usize,
+    answered: usize,
+}
+
 struct Chat {
     talker: Box<dyn Talker>,
     parameters: Parameters,
     conversation: Conversation,
     totals: Totals,
+    turns: Turns,
+    known_files: KnownFiles,
     /// How answers are.
     shown: Shown,
     /// Whether what is said beside them steps back.
@@ -127,6 +140,7 @@ impl Chat {
 
     /// Answers a conversation, which then is the one that goes on.
     fn answer(&mut self, mut conversation: Conversation) -> Result<()> {
+        self.turns.asked += 1;
         let mut renderer = Renderer::new(self.shown);
         let (mut is_begun, mut is_thinking, is_dimmed) = (false, false, self.is_dimmed);
         let mut show = |said: Said<'_>| -> Result<()> {
@@ -136,8 +150,7 @@ impl Chat {
                         output::aside("\n");
                     }
                     is_thinking = true;
-                    let text: String = text.chars().map(markdown::visible).collect();
-                    output::aside(&color::dimmed(&text, is_dimmed));
+                    output::aside(&color::dimmed(&markdown::visible(text), is_dimmed));
                     Ok(())
                 }
                 Said::Answer(text) => {
@@ -175,6 +188,7 @@ impl Chat {
         // What was said before Ctrl-C was said.
         conversation.answer(reply.text);
         self.conversation = conversation;
+        self.turns.answered += 1;
         Ok(())
     }
 }
@@ -203,7 +217,18 @@ fn interactive(chat: &mut Chat, args: &ChatArgs, generator: Arc<Generator>) -> R
     }
 }
 
+/// # Errors
+/// Also where something was said and nothing answered: whoever looks at the status alone must not take that for a conversation.
 fn piped(chat: &mut Chat) -> Result<()> {
+    say_lines(chat)?;
+    match chat.turns {
+        Turns { asked: 1.., answered: 0 } => bail!("no message was answered"),
+        _ => Ok(()),
+    }
+}
+
+/// Says what stdin has, a message per line.
+fn say_lines(chat: &mut Chat) -> Result<()> {
     let mut assembly = Assembly::default();
     for line in std::io::stdin().lock().lines() {
         let Some(text) = assembly.push(&line.context("cannot read messages from stdin")?) else { continue };

@@ -3,7 +3,7 @@
 use crate::args::{ColorChoice, FormArgs, RunArgs};
 use crate::generate::{self, Generator, TimingsJson};
 use crate::load::{self, Loaded};
-use crate::markdown::Renderer;
+use crate::markdown::{self, Renderer};
 use crate::{color, output, piped};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
@@ -12,7 +12,10 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use taper_engine::{FinishReason, Request, Usage};
-use taper_text::{ChatMessage, Grammar, GrammarCompiler, GrammarSpec};
+use taper_text::{
+    AnswerGrammar, AnswerParser, AnswerPart, AnswerSyntax, ChatMessage, Grammar, GrammarCompiler, GrammarSpec,
+    ReasoningMarks, ReasoningStart,
+};
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
@@ -21,6 +24,9 @@ struct RunJson<'a> {
     prompt_tokens: &'a [u32],
     tokens: &'a [u32],
     text: &'a str,
+    /// Of an answer whose form stands behind them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
     finish_reason: Option<&'static str>,
     usage: Option<UsageJson>,
     timings: Option<TimingsJson>,
@@ -43,33 +49,37 @@ impl From<Usage> for UsageJson {
 }
 
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
-    let sampling = args.sampling.parameters().sampling()?;
+    let mut sampling = args.answer.sampling.parameters().sampling()?;
     let form = form(&args.form)?;
     let prompt = prompt(args)?;
     let prompt = prompt.trim_end_matches('\n');
     if prompt.is_empty() {
         bail!("the prompt is empty: give one with -p TEXT, or pipe one in");
     }
-    let loaded = load::load_for_one(&args.model, &args.context, &args.engine)?;
-    let tokens = if args.raw {
-        generate::raw_tokens(&loaded, prompt)?
+    let loaded = load::load_for_one(&args.answer)?;
+    let (tokens, reasoning) = if args.raw {
+        (generate::raw_tokens(&loaded, prompt)?, None)
     } else {
-        let system = args.system.iter().map(|text| ChatMessage::new("system", text));
+        let system = args.answer.system.iter().map(|text| ChatMessage::new("system", text));
         let messages: Vec<ChatMessage> = system.chain([ChatMessage::new("user", prompt)]).collect();
-        generate::chat_tokens(&loaded, &messages)?
+        let prompt = generate::chat_prompt(&loaded, &messages)?;
+        let reasoning = form.as_ref().and_then(|_| reasoning(&loaded, &prompt.text()));
+        (loaded.tokenizer.encode_prompt(&prompt, true)?, reasoning)
     };
-    let grammar = form.map(|form| grammar(&form, &loaded, &tokens)).transpose()?;
-    // As the model wrote it, but that it cannot steer a terminal.
-    let mut renderer = Renderer::new(color::of_stdout(ColorChoice::Never));
-    let mut show = |text: &str| if args.json { Ok(()) } else { output::print(&renderer.push(text)) };
+    let grammar = form.map(|form| grammar(form, reasoning, &loaded, &tokens)).transpose()?;
+    let marks = reasoning.iter().flat_map(|(marks, _)| [marks.start, marks.end]);
+    sampling.shown_tokens = marks.filter_map(|mark| loaded.tokenizer.control_token(mark)).collect();
     let request = Request { prompt_tokens: tokens.clone(), sampling, grammar, ..Request::default() };
-    let answer = Generator::new()?.generate(&loaded, request, &mut show)?;
+    let mut shown = AnswerWriter::new(reasoning, !args.json);
+    let answer = Generator::new()?.generate(&loaded, request, &mut |text: &str| shown.push(text))?;
+    shown.finish()?;
     if args.json {
         let json = RunJson {
             model: &loaded.id,
             prompt_tokens: &tokens,
             tokens: &answer.tokens,
-            text: &answer.text,
+            text: &shown.text,
+            reasoning_content: (!shown.thoughts.is_empty()).then_some(shown.thoughts.as_str()),
             finish_reason: answer.finish_reason.map(FinishReason::as_str),
             usage: answer.usage.map(UsageJson::from),
             timings: answer.timings(tokens.len()),
@@ -143,13 +153,87 @@ fn schema(text: &str) -> Result<Value> {
     Ok(schema)
 }
 
-fn grammar(form: &GrammarSpec, loaded: &Loaded, prompt: &[u32]) -> Result<Grammar> {
+/// The marks of the thoughts that may come before a form, and where the answer begins; `None` where none may.
+fn reasoning(loaded: &Loaded, prompt: &str) -> Option<(ReasoningMarks, ReasoningStart)> {
+    let marks = ReasoningMarks::find(loaded.template.as_ref()?, &loaded.tokenizer)?;
+    Some((marks, marks.at_end_of(prompt))).filter(|(_, start)| *start != ReasoningStart::Over)
+}
+
+/// The grammar of an answer of this form, which stands behind the model's thoughts.
+fn grammar(
+    form: GrammarSpec,
+    reasoning: Option<(ReasoningMarks, ReasoningStart)>,
+    loaded: &Loaded,
+    prompt: &[u32],
+) -> Result<Grammar> {
     let flag = match form {
         GrammarSpec::Regex(_) => "--regex",
         GrammarSpec::Choice(_) => "--choice",
         _ => "--json-schema",
     };
-    GrammarCompiler::new(Arc::clone(&loaded.tokenizer)).compile(form, prompt).context(flag)
+    let spec = match reasoning {
+        None => form,
+        Some(_) => GrammarSpec::Answer(AnswerGrammar { reasoning, calls: None, content: Some(Box::new(form)) }),
+    };
+    GrammarCompiler::new(Arc::clone(&loaded.tokenizer)).compile(&spec, prompt).context(flag)
+}
+
+/// An answer on its way to the reader: as the model wrote it, but that it cannot steer a terminal. Thoughts before a form go to
+/// stderr, so that stdout has what was asked for and nothing else.
+struct AnswerWriter {
+    parser: AnswerParser,
+    renderer: Renderer,
+    /// Whether it is shown as it comes.
+    is_shown: bool,
+    text: String,
+    thoughts: String,
+}
+
+impl AnswerWriter {
+    fn new(reasoning: Option<(ReasoningMarks, ReasoningStart)>, is_shown: bool) -> AnswerWriter {
+        let parser = AnswerParser::new(AnswerSyntax { reasoning, tools: None });
+        let renderer = Renderer::new(color::of_stdout(ColorChoice::Never));
+        AnswerWriter { parser, renderer, is_shown, text: String::new(), thoughts: String::new() }
+    }
+
+    fn push(&mut self, piece: &str) -> Result<()> {
+        let parts = self.parser.push(piece);
+        self.take(parts)
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let parts = self.parser.finish();
+        self.take(parts)?;
+        if self.is_shown && self.text.is_empty() && !self.thoughts.is_empty() {
+            output::aside("\n");
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, parts: Vec<AnswerPart>) -> Result<()> {
+        for part in parts {
+            match part {
+                AnswerPart::Text(text) => {
+                    if self.is_shown {
+                        if self.text.is_empty() && !self.thoughts.is_empty() {
+                            output::aside("\n");
+                        }
+                        output::print(&self.renderer.push(&text))?;
+                    }
+                    self.text.push_str(&text);
+                }
+                AnswerPart::Reasoning(text) => {
+                    if self.is_shown {
+                        output::aside(&markdown::visible(&text));
+                    }
+                    self.thoughts.push_str(&text);
+                }
+                // No tools are offered.
+                AnswerPart::CallBegun { .. } | AnswerPart::CallArguments { .. } => {}
+            }
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

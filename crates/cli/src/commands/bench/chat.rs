@@ -1,12 +1,11 @@
 //! `taper bench chat`
 
-use super::{Bench, setup, try_to_write};
-use crate::args::{ActivationsKind, BackendKind, BenchChatArgs, KvKind, ModelArgs};
+use super::{Bench, about_model, setup, try_to_write};
+use crate::args::{ActivationsKind, BackendKind, BenchChatArgs, ModelArgs};
 use crate::load::{self, ModelTask};
 use crate::progress::Bars;
 use anyhow::{Result, bail};
 use taper_bench::chat::{self, Conversation, Script};
-use taper_bench::params;
 use taper_kernels::{Backend, BackendInfo};
 use taper_models::{Llama, LoadOptions, ModelConfig};
 
@@ -36,11 +35,7 @@ pub(crate) fn run(args: &BenchChatArgs) -> Result<()> {
     let (mut full, info) = conversation(ActivationsKind::Full)?;
     let (mut mixed, _) = conversation(ActivationsKind::Mixed)?;
     let mut bench = Bench::start(&args.output, setup(&info, args.output.bandwidth_bytes()))?;
-    let file = resolved.path.file_name().unwrap_or_default().to_string_lossy();
-    let mut about = params([("model", file.into()), ("kv", KvKind::name_of(kv_dtype).into())]);
-    if let Some(quantization) = args.model.quantization() {
-        about.insert("quantization".into(), quantization.name().into());
-    }
+    let about = about_model(&resolved.path, &args.model, kv_dtype);
     bench.add(chat::measure(full.as_mut(), mixed.as_mut(), (script, args.repeat), &about)?);
     bench.finish(|finished| chat::findings(&finished.records))
 }

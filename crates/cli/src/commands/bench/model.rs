@@ -1,7 +1,7 @@
 //! `taper bench model`
 
-use super::{Bench, candle_driver, setup, setup_on, try_to_write};
-use crate::args::{AttentionKind, BenchModelArgs, FillKind, KvKind, NamedCase, PeerKind};
+use super::{Bench, about_model, candle_driver, setup, setup_on, try_to_write};
+use crate::args::{AttentionKind, BenchModelArgs, FillKind, NamedCase, PeerKind};
 use crate::load::{self, ModelTask};
 use crate::output;
 use crate::progress::Bars;
@@ -139,17 +139,12 @@ impl Measure<'_> {
             AttentionKind::Splitkv => "split-kv",
             AttentionKind::Naive => "naive",
         };
-        let file = self.path.file_name().unwrap_or_default().to_string_lossy();
-        let mut about = params([
-            ("model", file.into()),
+        let mut about = about_model(self.path, &self.args.model, self.kv_dtype);
+        about.extend(params([
             ("network", "taper".into()),
             ("attention", attention.into()),
-            ("kv", KvKind::name_of(self.kv_dtype).into()),
             ("deterministic", (numerics_class != NUMERICS_CLASS_BY_ROWS).into()),
-        ]);
-        if let Some(quantization) = self.args.model.quantization() {
-            about.insert("quantization".into(), quantization.name().into());
-        }
+        ]));
         about
     }
 }

@@ -1,12 +1,11 @@
 //! The commands of the chat: a row each.
 
-use super::conversation::{Conversation, Loaded, MAX_FILE_BYTES};
+use super::conversation::{Conversation, Loaded};
 use super::{Chat, Next};
 use crate::output;
 use crate::parameters::{DEFAULT, TABLE};
 use anyhow::{Context, Result, anyhow, bail};
-use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Write};
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 /// A command.
@@ -41,7 +40,7 @@ pub(super) enum Completes {
 }
 
 /// Every command, in the order of the help.
-pub(super) static ROWS: [Row; 10] = [
+pub(super) static ROWS: [Row; 11] = [
     Row {
         name: "/system",
         aliases: &[],
@@ -72,7 +71,15 @@ pub(super) static ROWS: [Row; 10] = [
         arguments: "FILE",
         help: "write the conversation to a file, as JSON",
         completes: Completes::Files,
-        run: save,
+        run: |chat, file| save(chat, file, false),
+    },
+    Row {
+        name: "/save!",
+        aliases: &[],
+        arguments: "FILE",
+        help: "the same, where the file is there and has something else",
+        completes: Completes::Files,
+        run: |chat, file| save(chat, file, true),
     },
     Row {
         name: "/load",
@@ -224,38 +231,24 @@ fn show(chat: &mut Chat, _: &str) -> Result<Next> {
     Ok(Next::GoOn)
 }
 
-fn save(chat: &mut Chat, file: &str) -> Result<Next> {
+fn save(chat: &mut Chat, file: &str, replaces: bool) -> Result<Next> {
     let path = path_of(file);
     let json = chat.conversation.to_json(chat.talker.model(), &chat.parameters);
     let text = serde_json::to_string_pretty(&json)? + "\n";
     // In words only: a pipe that nobody reads is not our stdout, whose end is the chat's.
-    write_whole(&path, text.as_bytes()).map_err(|error| anyhow!("cannot write {}: {error}", path.display()))?;
+    let cannot = |problem: &dyn Display| anyhow!("cannot write {}: {problem}", path.display());
+    if !replaces && !chat.known_files.may_replace(&path).map_err(|error| cannot(&error))? {
+        return Err(cannot(&format!("it is there, and not as this chat left it; /save! {file} replaces it")));
+    }
+    chat.known_files.write(&path, text.as_bytes()).map_err(|error| cannot(&error))?;
     chat.note(&format!("{} written to {}", taper_bench::counted(chat.conversation.len(), "message"), path.display()));
     Ok(Next::GoOn)
-}
-
-/// Writes a file so that one that was there before stays, whole, where that fails. A device or a pipe is written to as it is.
-fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    if fs::metadata(path).is_ok_and(|meta| !meta.is_file()) {
-        return fs::write(path, bytes);
-    }
-    // A link stays one: what it points to is replaced.
-    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let mut part = target.clone().into_os_string();
-    part.push(format!(".part-{}", std::process::id()));
-    let write = || {
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&part)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&part, &target)
-    };
-    write().inspect_err(|_| drop(fs::remove_file(&part)))
 }
 
 fn load(chat: &mut Chat, file: &str) -> Result<Next> {
     let path = path_of(file);
     let Loaded { conversation, parameters, left_out } =
-        read(&path).with_context(|| format!("cannot load {}, nothing has changed", path.display()))?;
+        chat.known_files.read(&path).with_context(|| format!("cannot load {}, nothing has changed", path.display()))?;
     chat.conversation = conversation;
     if let Some(parameters) = parameters {
         chat.parameters = parameters;
@@ -265,20 +258,6 @@ fn load(chat: &mut Chat, file: &str) -> Result<Next> {
         chat.note(&format!("left out of it: {}", left_out.join(", ")));
     }
     Ok(Next::GoOn)
-}
-
-fn read(path: &Path) -> Result<Loaded> {
-    // A pipe may have no end, and a folder no text.
-    if !fs::metadata(path)?.is_file() {
-        bail!("it is not a file");
-    }
-    let mut bytes = Vec::new();
-    File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > MAX_FILE_BYTES {
-        bail!("it has more than {} MiB", MAX_FILE_BYTES >> 20);
-    }
-    let text = String::from_utf8(bytes).context("it is not UTF-8")?;
-    Conversation::from_json(&text).map_err(anyhow::Error::msg)
 }
 
 /// A path as a shell would read it, as far as a home and what Tab escapes go.
@@ -322,17 +301,5 @@ mod tests {
         if let Some(home) = std::env::var_os("HOME") {
             assert_eq!(path_of("~/x"), Path::new(&home).join("x"));
         }
-    }
-
-    #[test]
-    fn a_file_is_replaced_whole_or_not_at_all() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("talk.json");
-        write_whole(&path, b"one").unwrap();
-        write_whole(&path, b"two").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"two");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
-        assert!(write_whole(&folder.path().join("no/such/place"), b"x").is_err());
-        assert!(write_whole(folder.path(), b"x").is_err());
     }
 }

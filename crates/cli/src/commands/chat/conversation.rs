@@ -5,9 +5,6 @@ use crate::parameters::Parameters;
 use serde_json::{Map, Value, json};
 use taper_text::ChatMessage;
 
-/// What a conversation may be long in a file, bytes; no context holds more.
-pub(super) const MAX_FILE_BYTES: u64 = 64 << 20;
-
 const SYSTEM: &str = "system";
 const USER: &str = "user";
 const ASSISTANT: &str = "assistant";

@@ -252,7 +252,7 @@ mod tests {
     fn tab_knows_commands_parameters_and_files() {
         let names = |before| completed(before).map(|(_, names)| names);
         assert_eq!(names("/sy"), Some(vec!["/system"]));
-        assert_eq!(names("/s"), Some(vec!["/system", "/set", "/show", "/save", "/stats"]));
+        assert_eq!(names("/s"), Some(vec!["/system", "/set", "/show", "/save", "/save!", "/stats"]));
         assert_eq!(names("/set pre"), Some(vec!["presence_penalty"]));
         assert_eq!(names("/set top_p 0"), None);
         assert_eq!(completed("/load x"), Some((Completes::Files, vec![])));

@@ -1,7 +1,7 @@
 //! The engine of this program as the one who answers.
 
 use super::talker::{Cost, End, Reply, Said, Talker};
-use crate::args::ChatArgs;
+use crate::args::AnswerArgs;
 use crate::generate::{self, Generator};
 use crate::load::{self, Loaded};
 use crate::parameters::Parameters;
@@ -20,8 +20,8 @@ impl Local {
     ///
     /// # Errors
     /// When it cannot be loaded, or cannot chat.
-    pub(super) fn load(args: &ChatArgs, generator: Arc<Generator>) -> Result<Local> {
-        let loaded = load::load_for_one(&args.model, &args.context, &args.engine)?;
+    pub(super) fn load(args: &AnswerArgs, generator: Arc<Generator>) -> Result<Local> {
+        let loaded = load::load_for_one(args)?;
         // A model that cannot chat should say so before the first message is typed.
         generate::chat_tokens(&loaded, &[ChatMessage::new("user", "hello")])?;
         Ok(Local { loaded, generator })
