@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::time::SystemTime;
-use taper_bench::load::{self, Address, Collected, Level, Limits, Plan, Progress, Session, Source};
+use taper_bench::load::{self, Address, Collected, Level, Plan, Progress, Session, Source};
 
 pub(crate) fn run(args: &BenchServeArgs) -> Result<()> {
     // So that a wrong path is told before minutes of measuring.
@@ -75,7 +75,7 @@ fn plan(args: &BenchServeArgs) -> Result<Plan> {
         output: args.output_tokens,
         seed: args.seed.unwrap_or_else(now),
         timeout: args.timeout,
-        limits: args.limit.unwrap_or_else(Limits::default),
+        limits: args.limit.unwrap_or_default(),
     })
 }
 
@@ -171,7 +171,9 @@ impl Measured {
         for column in table.column_iter_mut().skip(1) {
             column.set_cell_alignment(CellAlignment::Right);
         }
-        rows.into_iter().for_each(|cells| drop(table.add_row(cells)));
+        for cells in rows {
+            table.add_row(cells);
+        }
         output::line(&table.trim_fmt())?;
         self.notes.iter().try_for_each(|note| output::line(&output::spelled_out(note)))
     }
