@@ -185,7 +185,7 @@ impl Collected {
             ("errors", self.num_failed().into()),
             ("cut_off", self.num_under_way().into()),
             ("errors_by_kind", Map::from_iter(errors).into()),
-            ("wall_s", rounded(wall).into()),
+            ("wall_s", ((wall * 1e6).round() / 1e6).into()),
             ("req_s", per_second(requests).into()),
             ("goodput_req_s", per_second(self.num_kept).filter(|_| !self.limits.is_empty()).into()),
             ("good", Some(self.num_kept).filter(|_| !self.limits.is_empty()).into()),

@@ -181,7 +181,7 @@ fn users(text: &str) -> Result<usize, String> {
 }
 
 fn rate(text: &str) -> Result<f64, String> {
-    let rate: Option<f64> = text.parse().ok().filter(|rate| *rate >= 1e-6);
+    let rate = text.parse::<f64>().ok().filter(|rate| *rate >= 1e-6);
     rate.ok_or_else(|| format!("expected requests per second, such as 4, 0.5 or inf, not {text:?}"))
 }
 

@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::time::SystemTime;
-use taper_bench::load::{self, Address, Collected, Level, Limits, Plan, Progress, Session, Source};
+use taper_bench::load::{self, Address, Collected, Level, Plan, Progress, Session, Source};
 
 pub(crate) fn run(args: &BenchServeArgs) -> Result<()> {
     // So that a wrong path is told before minutes of measuring.
@@ -75,7 +75,7 @@ fn plan(args: &BenchServeArgs) -> Result<Plan> {
         output: args.output_tokens,
         seed: args.seed.unwrap_or_else(now),
         timeout: args.timeout,
-        limits: args.limit.unwrap_or_else(Limits::default),
+        limits: args.limit.unwrap_or_default(),
     })
 }
 

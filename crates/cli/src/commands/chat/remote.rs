@@ -55,7 +55,7 @@ impl Server {
             bail!("{shown} has a query; {expected}");
         }
         let base = url.trim_end_matches('/');
-        let base = ["/chat/completions", "/completions"].iter().find_map(|end| base.strip_suffix(end)).unwrap_or(base);
+        let base = ["/chat/completions", "/completions"].iter().find_map(|end| base.strip_suffix(*end)).unwrap_or(base);
         let base = if uri.path().trim_matches('/').is_empty() { format!("{base}/v1") } else { base.to_owned() };
         if key.as_ref().is_some_and(|key| key.contains(|c: char| c.is_control() || !c.is_ascii())) {
             bail!("the API key has characters that a header cannot hold");
