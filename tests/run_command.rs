@@ -278,7 +278,7 @@ fn thinking_model(opens: bool) -> Vec<u8> {
     );
     tiny.set_last("tokenizer.ggml.tokens", &[Field::String("</think>".into())])
         .set_last("tokenizer.ggml.token_type", &[Field::I32(3)])
-        .set("tokenizer.chat_template", Field::String(template))
+        .set("tokenizer.chat_template", Field::String(template.into_bytes()))
         .build()
 }
 

@@ -30,8 +30,7 @@ fn links_with_lld() -> bool {
     println!("cargo::rerun-if-env-changed=RUSTC_LINKER");
     let is_default = variable("RUSTC_LINKER").is_empty() && !variable("CARGO_ENCODED_RUSTFLAGS").contains("link");
     let sysroot = || printed(Command::new(variable("RUSTC")).args(["--print", "sysroot"]));
-    let has_lld =
-        |root: String| Path::new(&root).join("lib/rustlib").join(TARGET).join("bin/gcc-ld/ld.lld").exists();
+    let has_lld = |root: String| Path::new(&root).join("lib/rustlib").join(TARGET).join("bin/gcc-ld/ld.lld").exists();
     variable("TARGET") == TARGET && variable("HOST") == TARGET && is_default && sysroot().is_some_and(has_lld)
 }
 
