@@ -84,7 +84,7 @@ impl Session {
         ["max_tokens", "max_completion_tokens"].iter().for_each(|name| drop(first.remove(*name)));
         let prompt_tokens = session.first_request(first).await?;
         if let Source::Words { shared_prefix, .. } = session.plan.source {
-            session.count_words(prompt_tokens).await;
+            session.count_words(prompt_tokens.is_some()).await;
             if shared_prefix > 0 {
                 let number = session.fit.words(f64::from(shared_prefix));
                 session.prefix = words(number, &mut session.rng(0, 0)) + " ";
@@ -125,20 +125,18 @@ impl Session {
         }
     }
 
-    /// Finds out how many tokens words are: by the server's tokenizer, else by what its answers say of their prompts.
-    async fn count_words(&mut self, few_tokens: Option<u64>) {
-        let ((few, few_words), (many, many_words)) = (sample(FEW_WORDS), sample(usize::MAX));
-        let mut counted = self.tokenize(&few).await.zip(self.tokenize(&many).await);
+    /// Finds out how many tokens words are: by the server's tokenizer, else by what its answers say of their prompts, if they do.
+    async fn count_words(&mut self, counts_prompts: bool) {
+        // The same words once and twice, so that what is beside them is told from words that are longer than others.
+        let (once, num_words) = sample(usize::MAX);
+        let twice = format!("{once} {once}");
+        let mut counted = self.tokenize(&once).await.zip(self.tokenize(&twice).await);
         let mut by = "/tokenize";
-        if counted.is_none()
-            && let Some(few_tokens) = few_tokens
-        {
-            let (body, _) = self.form.body(self.plan.endpoint.prompt(&many), 1);
-            let many_tokens = self.asked.ask(body).await.ok().and_then(|answer| answer.usage.prompt);
-            counted = many_tokens.map(|many_tokens| (few_tokens, many_tokens));
+        if counted.is_none() && counts_prompts {
+            counted = self.used_for(&once).await.zip(self.used_for(&twice).await);
             by = "usage.prompt_tokens";
         }
-        match counted.and_then(|(few, many)| Fit::through((few_words, few), (many_words, many))) {
+        match counted.and_then(|(once, twice)| Fit::through((num_words, once), (2 * num_words, twice))) {
             Some(fit) => {
                 let Fit { per_word, beside } = fit;
                 self.notes
@@ -147,6 +145,12 @@ impl Session {
             }
             None => self.notes.push("the server counts no tokens of a prompt: a word was taken for one".to_owned()),
         }
+    }
+
+    /// Tokens of a prompt as its answer tells them.
+    async fn used_for(&self, text: &str) -> Option<u64> {
+        let (body, _) = self.form.body(self.plan.endpoint.prompt(text), 1);
+        self.asked.ask(body).await.ok()?.usage.prompt
     }
 
     /// Tokens of a prompt by the server's tokenizer, with what stands around it: in vLLM's words, then in llama.cpp's.

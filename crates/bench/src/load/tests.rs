@@ -159,7 +159,7 @@ fn every_request_is_counted_with_its_tokens() {
     let (row, notes) = measure(&stub, plan, &Level { warmup: 2, ..closed(3, 7) });
     assert_eq!((&row["requests"], &row["errors"], &row["cut_off"]), (&7.into(), &0.into(), &0.into()), "{row}");
     assert_eq!((&row["completion_tokens"], &row["chunks_per_token"]), (&28.into(), &1.0.into()));
-    // 14 words and two tokens beside them: the server has counted two prompts of its own before.
+    // 14 words and two tokens beside them.
     assert_eq!((&row["prompt_tokens"], &row["prompt_tokens_mean"]), (&112.into(), &16.0.into()), "{notes:?}");
     assert!(notes[0].contains("1.00 tokens, and 2.0 beside them, by usage"), "{notes:?}");
     assert_eq!(
@@ -167,7 +167,7 @@ fn every_request_is_counted_with_its_tokens() {
         (&"m".into(), &"concurrency 3".into(), &"abc".into())
     );
     let bodies = stub.bodies();
-    assert_eq!(bodies.len(), 2 + 2 + 7, "two to count words, two to warm up");
+    assert_eq!(bodies.len(), 3 + 2 + 7, "one to see that it answers, two to count words, two to warm up");
     let prompts: std::collections::BTreeSet<&str> =
         bodies.iter().map(|body| body["prompt"].as_str().unwrap()).collect();
     assert_eq!(prompts.len(), bodies.len(), "no prompt comes twice");
