@@ -186,9 +186,11 @@ pub(crate) mod untaken {
         });
     }
 
-    /// Those since this was called last, or a body begun.
+    /// Those since this was called last, or a body begun, in order of their names: what takes fields moves the others about.
     pub(crate) fn take() -> Vec<String> {
-        UNTAKEN.take()
+        let mut names = UNTAKEN.take();
+        names.sort_unstable();
+        names
     }
 }
 
@@ -278,7 +280,7 @@ mod tests {
             let mut tool = Fields::nested("tools[0].function", json!({ "parameters": { "any": 1 } })).unwrap();
             assert_eq!(tool.object("parameters").unwrap().unwrap().into_rest().len(), 1);
         }
-        assert_eq!(untaken::take(), ["messages[].foo", "messages[].b\u{e4}z"]);
+        assert_eq!(untaken::take(), ["messages[].b\u{e4}z", "messages[].foo"]);
         assert_eq!(untaken::take(), Vec::<String>::new());
         // However many there are, few are kept, and none for the next body.
         let many: Map<String, Value> = (0..1000).map(|n| (format!("{n}").repeat(100), json!(n))).collect();

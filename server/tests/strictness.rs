@@ -157,7 +157,7 @@ async fn unknown_fields_inside_messages_blocks_and_tools_are_reported_by_their_p
         "tools": [{ "type": "function", "function": function("f") }, { "type": "function", "function": function("g"), "n\u{e4}he": 1 }],
         "tool_choice": "none", "stream_options": { "include_usage": true, "chunked": 1 }, "stream": true,
     });
-    let names = "top, stream_options.chunked, messages[].content[].shade, messages[].mood, tools[].function.returns, \
+    let names = "top, messages[].content[].shade, messages[].mood, stream_options.chunked, tools[].function.returns, \
                  tools[].n%C3%A4he";
     check_reported(CHAT, body, names).await;
 
@@ -169,13 +169,13 @@ async fn unknown_fields_inside_messages_blocks_and_tools_are_reported_by_their_p
         "output_config": { "task_budget": { "type": "tokens", "total": 9 } }, "metadata": { "user_id": "u" },
         "tool_choice": { "type": "none" },
     });
-    let names = "output_config.task_budget, system[].shade, messages[].mood, messages[].content[].shade, \
+    let names = "messages[].content[].shade, messages[].mood, output_config.task_budget, system[].shade, \
                  tools[].defer_loading, tools[].input_examples";
     check_reported("/v1/messages", body, names).await;
 
     let part = json!({ "type": "input_text", "text": "a", "shade": "dark" });
     let body = json!({ "input": [{ "role": "user", "id": "i", "status": "completed", "content": [part], "mood": 1 }] });
-    check_reported("/v1/responses", body, "input[].mood, input[].content[].shade").await;
+    check_reported("/v1/responses", body, "input[].content[].shade, input[].mood").await;
 }
 
 #[tokio::test]

@@ -63,11 +63,14 @@ pub(crate) fn replying(reply: &str) -> StubRunner {
 /// A stub that writes this, as far as it may.
 pub(crate) fn willing_to_say(limits: RunnerLimits, reply: &'static str) -> StubRunner {
     let end = end_token() as usize;
+    let Vocabulary { tokenizer, .. } = vocabulary();
     StubRunner::with_logits(limits, move |tokens, logits| {
         let reply = reply.as_bytes();
-        let ends_with = |len: usize| {
-            tokens.len() >= len && tokens[tokens.len() - len..].iter().zip(reply).all(|(a, b)| *a == u32::from(*b))
-        };
+        // What a grammar leaves no choice about may be tokens of several bytes.
+        let last = &tokens[tokens.len().saturating_sub(reply.len())..];
+        let text: Vec<u8> =
+            last.iter().flat_map(|&token| tokenizer.token_bytes(token).unwrap_or_default()).copied().collect();
+        let ends_with = |len: usize| text.ends_with(&reply[..len]);
         let written = (0..=reply.len()).rev().find(|&len| ends_with(len)).unwrap_or(0);
         logits[reply.get(written).map_or(end, |byte| usize::from(*byte))] = 30.0;
         // Otherwise something that ends what is open.

@@ -130,7 +130,7 @@ impl Fit {
     pub(super) fn through(few: (usize, u64), many: (usize, u64)) -> Option<Fit> {
         let per_word = (many.1 as f64 - few.1 as f64) / (many.0 as f64 - few.0 as f64);
         // A count that does not grow with the text is none.
-        (per_word > 0.1).then(|| Fit { per_word, beside: few.1 as f64 - per_word * few.0 as f64 })
+        (per_word > 0.1).then_some(Fit { per_word, beside: few.1 as f64 - per_word * few.0 as f64 })
     }
 
     /// Words that make a whole prompt of so many tokens, at least one.
