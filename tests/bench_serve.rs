@@ -255,9 +255,9 @@ fn the_status_is_1_where_no_request_succeeds_and_0_where_any_does() {
             format!("HTTP/1.1 429 X\r\nRetry-After: 0\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
         let _ = stream.write_all((head + body).as_bytes());
     };
-    // Two requests count words.
+    // One shows that requests are answered, two count words.
     let run = |healthy: usize| {
-        let url = fake(2 + healthy, busy);
+        let url = fake(3 + healthy, busy);
         bench(&folder, &["--url", &url, "-n", "3", "--warmup", "0", "--output-tokens", "1", "--json", "rows.jsonl"])
     };
     let output = run(0);
@@ -279,8 +279,8 @@ fn ctrl_c_ends_it_with_what_was_measured() {
     let folder = tempfile::tempdir().unwrap();
     let (sender, stuck) = channel::<()>();
     let held = std::sync::Mutex::new(Vec::new());
-    // Two count words, one is measured, and the next is never answered.
-    let url = fake(3, move |stream| {
+    // Three come before, one is measured, and the next is never answered.
+    let url = fake(4, move |stream| {
         held.lock().unwrap().push(stream.try_clone().unwrap());
         tell(&sender);
     });

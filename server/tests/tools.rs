@@ -382,6 +382,8 @@ async fn without_parallel_calls_there_is_one() {
             chat(&willing(two), with_tools(json!({ "parallel_tool_calls": parallel, "max_tokens": 300 }))).await.json();
         assert_eq!(calls_of(&body["choices"][0]["message"]).len(), expected, "{body}");
     }
+    let call = "<tool_call>\n{\"name\": \"time\", \"arguments\": {\"city\": 5}}\n</tool_call>";
+    let two: &'static str = format!("{call}\n{call}").leak();
     // A function that is named is called once, also where several calls are allowed; "required" leaves their number open.
     for (choice, expected) in
         [(json!({ "type": "function", "function": { "name": "time" } }), 1), (json!("required"), 2)]
