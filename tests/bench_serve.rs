@@ -63,7 +63,7 @@ fn check(row: &Value, requests: u64, output_tokens: u64) {
     let figure =
         |pointer: &str| row.pointer(pointer).and_then(Value::as_f64).unwrap_or_else(|| panic!("{pointer} in {row}"));
     let near = |found: f64, expected: f64| {
-        assert!((found - expected).abs() <= 0.02 * expected + 2e-3, "{found} and {expected} in {row}")
+        assert!((found - expected).abs() <= 0.02 * expected + 2e-3, "{found} and {expected} in {row}");
     };
     near(figure("/tok_s") * figure("/wall_s"), (requests * output_tokens) as f64);
     near(figure("/prompt_tokens_mean") * requests as f64, figure("/prompt_tokens"));

@@ -96,7 +96,7 @@ fn send(queue: &Queue, exporter: &SpanExporter, last_error: &LastError) {
         if outcome.is_err() {
             losses.add(reports.len());
         }
-        if let Some(requests) = losses.to_tell(Instant::now()) {
+        if let Some(requests) = losses.take_due(Instant::now()) {
             let error = outcome.err().map(|error| last_error.take().unwrap_or_else(|| error.to_string()));
             let error = error.unwrap_or_else(|| "it takes them more slowly than they come".to_owned());
             tracing::warn!(requests, error, "traces of requests are lost: the collector does not take them");

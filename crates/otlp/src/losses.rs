@@ -18,7 +18,7 @@ impl Losses {
     }
 
     /// How many are to be told of at `now`.
-    pub(crate) fn to_tell(&mut self, now: Instant) -> Option<usize> {
+    pub(crate) fn take_due(&mut self, now: Instant) -> Option<usize> {
         let is_due = self.last_told.is_none_or(|last| now.duration_since(last) >= PAUSE);
         if self.untold == 0 || !is_due {
             return None;
@@ -42,16 +42,16 @@ mod tests {
         let begun = Instant::now();
         let after = |seconds| begun + Duration::from_secs(seconds);
         let mut losses = Losses::default();
-        assert_eq!(losses.to_tell(after(0)), None);
+        assert_eq!(losses.take_due(after(0)), None);
         losses.add(3);
-        assert_eq!(losses.to_tell(after(1)), Some(3));
+        assert_eq!(losses.take_due(after(1)), Some(3));
         losses.add(4);
-        assert_eq!(losses.to_tell(after(60)), None);
+        assert_eq!(losses.take_due(after(60)), None);
         losses.add(5);
-        assert_eq!(losses.to_tell(after(61)), Some(9));
-        assert_eq!(losses.to_tell(after(1000)), None, "nothing was lost since");
+        assert_eq!(losses.take_due(after(61)), Some(9));
+        assert_eq!(losses.take_due(after(1000)), None, "nothing was lost since");
         losses.add(1);
-        assert_eq!(losses.to_tell(after(1001)), Some(1));
+        assert_eq!(losses.take_due(after(1001)), Some(1));
         losses.add(2);
         assert_eq!((losses.rest(), losses.rest()), (Some(2), None));
     }

@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test may end the test")]
 
 #[path = "../../../server/tests/support/mod.rs"]
-#[allow(dead_code)]
 mod support;
 
 use std::net::TcpListener;

@@ -198,8 +198,8 @@ fn a_connection_that_the_server_closes_is_made_again() {
 fn errors_of(failing: impl Fn(&Request) -> String + Send + Sync + 'static) -> (Value, Vec<String>) {
     let begun = AtomicUsize::new(0);
     let stub = Stub::with_streams(move |request| {
-        // The first two count words.
-        if begun.fetch_add(1, Ordering::SeqCst) == 2 { failing(request) } else { streamed(request) }
+        // Three requests come before those that are measured.
+        if begun.fetch_add(1, Ordering::SeqCst) == 3 { failing(request) } else { streamed(request) }
     });
     let (row, notes) = measure(&stub, plan(), &closed(1, 3));
     assert_eq!(
@@ -249,7 +249,7 @@ fn a_stream_without_done_is_whole_once_it_has_finished() {
 fn an_answer_that_never_comes_is_a_timeout() {
     let begun = AtomicUsize::new(0);
     let stub = Stub::with_streams(move |request| {
-        if begun.fetch_add(1, Ordering::SeqCst) == 2 {
+        if begun.fetch_add(1, Ordering::SeqCst) == 3 {
             std::thread::park_timeout(LIMIT);
         }
         streamed(request)
@@ -409,7 +409,7 @@ fn what_was_measured_before_a_break_stays() {
     let (sender, mut arrived) = tokio::sync::mpsc::unbounded_channel();
     let begun = AtomicUsize::new(0);
     let stub = Stub::with_streams(move |request| {
-        if begun.fetch_add(1, Ordering::SeqCst) == 3 {
+        if begun.fetch_add(1, Ordering::SeqCst) == 4 {
             sender.send(()).unwrap();
             std::thread::park_timeout(LIMIT);
         }

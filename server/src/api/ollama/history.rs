@@ -137,20 +137,20 @@ fn read_role(fields: &mut Fields) -> Result<&'static str, ApiError> {
 mod tests {
     use super::*;
 
-    fn read(messages: Value) -> Result<Vec<ChatMessage>, ApiError> {
+    fn read(messages: &Value) -> Result<Vec<ChatMessage>, ApiError> {
         let Value::Object(object) = json!({ "messages": messages }) else { unreachable!() };
         take(&mut Fields::new(object))
     }
 
-    fn call(name: &str, arguments: Value) -> Value {
+    fn call(name: &str, arguments: &Value) -> Value {
         json!({ "function": { "name": name, "arguments": arguments } })
     }
 
     #[test]
     fn results_find_their_calls_by_name_and_by_place() {
-        let messages = read(json!([
+        let messages = read(&json!([
             { "role": "USER", "content": "hi" },
-            { "role": "assistant", "thinking": "hm", "tool_calls": [call("f", json!({ "a": 1 })), call("g", json!({})), call("g", json!({}))] },
+            { "role": "assistant", "thinking": "hm", "tool_calls": [call("f", &json!({ "a": 1 })), call("g", &json!({})), call("g", &json!({}))] },
             { "role": "tool", "tool_name": "g", "content": "1" },
             { "role": "tool", "content": "2" },
             { "role": "tool", "name": "g", "content": "3" },
@@ -169,9 +169,9 @@ mod tests {
 
     #[test]
     fn ids_that_are_given_are_kept() {
-        let mut given = call("f", json!("{\"a\": 1}"));
+        let mut given = call("f", &json!("{\"a\": 1}"));
         given["id"] = "x".into();
-        let messages = read(json!([
+        let messages = read(&json!([
             { "role": "assistant", "content": null, "tool_calls": [given] },
             { "role": "tool", "tool_call_id": "x", "content": "1" },
         ]))
@@ -193,14 +193,14 @@ mod tests {
             (json!([{ "role": "user", "tool_calls": [{}] }]), "messages[0].tool_calls belongs"),
             (json!([{ "role": "assistant", "tool_calls": [{}] }]), "messages[0].tool_calls[0].function is missing"),
             (json!([{ "role": "assistant", "tool_calls": [{ "function": {} }] }]), "tool_calls[0].function.name"),
-            (json!([{ "role": "assistant", "tool_calls": [call("f", json!(5))] }]), "arguments must be an object"),
+            (json!([{ "role": "assistant", "tool_calls": [call("f", &json!(5))] }]), "arguments must be an object"),
             (json!([{ "role": "assistant", "content": "a" }]), "messages must end"),
         ] {
-            let error = read(messages.clone()).expect_err("should be refused");
+            let error = read(&messages).expect_err("should be refused");
             assert_eq!(error.status(), 400);
             assert!(error.message().contains(part), "{messages}: {}", error.message());
         }
-        assert_eq!(read(Value::Null).unwrap(), []);
-        assert_eq!(read(json!([{ "role": "user", "images": [] }])).unwrap().len(), 1);
+        assert_eq!(read(&Value::Null).unwrap(), []);
+        assert_eq!(read(&json!([{ "role": "user", "images": [] }])).unwrap().len(), 1);
     }
 }

@@ -252,9 +252,9 @@ fn under_any_order_of_events_limits_are_kept_and_everyone_is_served() {
         for _ in 0..100 * num_models {
             run.now += Duration::from_secs(3);
             run.end_action(false);
-            for model in 0..num_models {
+            for (model, served) in served.iter_mut().enumerate() {
                 let before = run.users[model];
-                served[model] |= before > 0;
+                *served |= before > 0;
                 run.arrive(model);
                 (0..before).for_each(|_| run.release(model));
             }
