@@ -134,7 +134,7 @@ fn load(args: Box<ServeArgs>, state: &ServerState) -> Result<EngineHandle> {
 }
 
 /// Two servers of one fingerprint and one model give the same answer to the same seed, unless the class of arithmetic says that
-/// it may depend on what else was computed ([`NUMERICS_CLASS_BY_ROWS`]).
+/// it may depend on what else was computed ([`taper_kernels::cuda::NUMERICS_CLASS_BY_ROWS`]).
 fn fingerprint(args: &ModelArgs, numerics_class: &str) -> Result<String> {
     let mut parts = vec!["taper".to_owned(), env!("CARGO_PKG_VERSION").to_owned()];
     parts.extend(Some(env!("TAPER_COMMIT").to_owned()).filter(|commit| commit != "unknown"));
