@@ -65,7 +65,7 @@ def _(t):
 @check("metrics.histograms_add_up")
 def _(t):
     for name in re.findall(r"^# TYPE (\S+) histogram", t.text, re.MULTILINE):
-        buckets = re.findall(rf'^{re.escape(name)}_bucket{{(.*)le="([^"]+)"}} (\S+)$', t.text, re.MULTILINE)
+        buckets = re.findall(rf'^{re.escape(name)}_bucket{{(.*)le="([^"]+)"[^}}]*}} (\S+)$', t.text, re.MULTILINE)
         expect(buckets and buckets[-1][1] == "+Inf", f"{name} has no +Inf")
         counts = [float(count) for _, _, count in buckets]
         count = float(re.search(rf"^{re.escape(name)}_count\S* (\S+)$", t.text, re.MULTILINE).group(1))
