@@ -5,9 +5,34 @@ use std::collections::HashMap;
 use serde_json::{Value, json};
 use taper_text::ChatMessage;
 
+use crate::errors::ApiError;
+use crate::fields::{Fields, show};
+
 /// A former call.
 pub(crate) fn call_of(id: &str, name: &str, arguments: &Value) -> Value {
     json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
+}
+
+/// Takes the function of a former call: its name and its arguments, which may be an object or its text, and whose usual type is
+/// `wanted`.
+///
+/// # Errors
+/// 400 where there is none, where it has no name, and for arguments of another type.
+pub(crate) fn take_function(call: &mut Fields, wanted: &str) -> Result<(String, Value), ApiError> {
+    let missing = |name: String| ApiError::missing(&name, format!("{name} is missing"));
+    let mut function = call.object("function")?.ok_or_else(|| missing(call.name_of("function")))?;
+    let name = function.string("name")?.ok_or_else(|| missing(function.name_of("name")))?;
+    let arguments = match function.take("arguments") {
+        None => json!({}),
+        Some(object @ Value::Object(_)) => object,
+        Some(Value::String(text)) => arguments_of(text),
+        Some(other) => {
+            let name = function.name_of("arguments");
+            let message = format!("{name} must be {wanted}, got {}", show(&other));
+            return Err(ApiError::invalid(name, message));
+        }
+    };
+    Ok((name, arguments))
 }
 
 /// The arguments of a former call as templates want them: an object, where the text is one.

@@ -24,7 +24,7 @@ use crate::state::Served;
 
 pub(crate) use dialect::Dialect;
 pub(crate) use form::unkept_strictness;
-pub(crate) use history::{CallNames, arguments_of, call_of, merge_turns};
+pub(crate) use history::{CallNames, arguments_of, call_of, merge_turns, take_function};
 pub(crate) use render::{count, encode, render};
 pub(crate) use single::{End, Events, Protocol, check_single, send};
 pub(crate) use stream::{ChatPart, ChatPiece, ChatStream, Ending};

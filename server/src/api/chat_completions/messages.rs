@@ -1,9 +1,9 @@
 //! OpenAI's `messages`.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use taper_text::ChatMessage;
 
-use crate::chat::{CallNames, arguments_of, call_of};
+use crate::chat::{CallNames, call_of, take_function};
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 
@@ -98,7 +98,6 @@ fn read_tool_calls(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
 
 fn read_tool_call(path: &str, call: Value) -> Result<Value, ApiError> {
     let mut call = Fields::nested(path, call)?;
-    let missing = |name: String| ApiError::missing(&name, format!("{name} is missing"));
     if let Some(kind) = call.string("type")?
         && kind != "function"
     {
@@ -106,19 +105,11 @@ fn read_tool_call(path: &str, call: Value) -> Result<Value, ApiError> {
         let message = format!("{name} must be \"function\", got {}", show(&Value::from(kind)));
         return Err(ApiError::unsupported(name, message));
     }
-    let id = call.string("id")?.ok_or_else(|| missing(call.name_of("id")))?;
-    let mut function = call.object("function")?.ok_or_else(|| missing(call.name_of("function")))?;
-    let name = function.string("name")?.ok_or_else(|| missing(function.name_of("name")))?;
-    let arguments = match function.take("arguments") {
-        None => json!({}),
-        Some(object @ Value::Object(_)) => object,
-        Some(Value::String(text)) => arguments_of(text),
-        Some(other) => {
-            let name = function.name_of("arguments");
-            let message = format!("{name} must be a string of JSON, got {}", show(&other));
-            return Err(ApiError::invalid(name, message));
-        }
+    let Some(id) = call.string("id")? else {
+        let name = call.name_of("id");
+        return Err(ApiError::missing(&name, format!("{name} is missing")));
     };
+    let (name, arguments) = take_function(&mut call, "a string of JSON")?;
     Ok(call_of(&id, &name, &arguments))
 }
 

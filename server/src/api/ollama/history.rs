@@ -1,10 +1,10 @@
 //! Ollama's `messages`, as the messages that templates know. Calls have objects as arguments and need no ids, so a result is
 //! told apart by the name of its tool, or by its place.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use taper_text::ChatMessage;
 
-use crate::chat::{CallNames, arguments_of, call_of};
+use crate::chat::{CallNames, call_of, take_function};
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 
@@ -85,21 +85,9 @@ impl History {
     }
 
     fn read_call(&mut self, mut call: Fields) -> Result<Value, ApiError> {
-        let missing = |name: String| ApiError::missing(&name, format!("{name} is missing"));
         let id = call.string("id")?.filter(|id| !id.is_empty());
-        let mut function = call.object("function")?.ok_or_else(|| missing(call.name_of("function")))?;
-        let name = function.string("name")?.ok_or_else(|| missing(function.name_of("name")))?;
-        let arguments = match function.take("arguments") {
-            None => json!({}),
-            Some(object @ Value::Object(_)) => object,
-            // As OpenAI has it.
-            Some(Value::String(text)) => arguments_of(text),
-            Some(other) => {
-                let name = function.name_of("arguments");
-                let message = format!("{name} must be an object, got {}", show(&other));
-                return Err(ApiError::invalid(name, message));
-            }
-        };
+        // A text of arguments is OpenAI's way.
+        let (name, arguments) = take_function(&mut call, "an object")?;
         self.num_calls += 1;
         let id = id.unwrap_or_else(|| format!("call_{}", self.num_calls));
         self.open_calls.push((id.clone(), name.clone()));
@@ -135,6 +123,8 @@ fn read_role(fields: &mut Fields) -> Result<&'static str, ApiError> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn read(messages: &Value) -> Result<Vec<ChatMessage>, ApiError> {
