@@ -197,11 +197,10 @@ pub(crate) async fn check(State(state): State<ServerState>, request: Request, ne
             response
         }
         Err(refusal) => {
-            // So that the client, which may still be sending, gets to read the answer; but it takes nobody's place meanwhile.
-            let is_crowded = request.extensions().get::<Crowded>().is_some();
-            let patience = if is_crowded { CROWDED_PATIENCE } else { state.timeouts().body_pause };
-            let discarded = body::discard(request.into_body(), state.timeouts());
-            let _ = tokio::time::timeout(patience, discarded).await;
+            let (parts, body) = request.into_parts();
+            // A connection too many does not stay for long.
+            let is_crowded = parts.extensions.get::<Crowded>().is_some();
+            body::linger(&parts.headers, body, if is_crowded { CROWDED_PATIENCE } else { state.timeouts().body_pause });
             *refusal
         }
     }

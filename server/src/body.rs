@@ -2,8 +2,9 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, BodyDataStream, Bytes, HttpBody as _};
 use axum::http::{HeaderMap, header};
 use serde::Deserializer as _;
 use serde::de::{IgnoredAny, MapAccess, Visitor};
@@ -16,9 +17,12 @@ use crate::limits::{MAX_BODY_BYTES, MAX_JSON_VALUES};
 use crate::timeouts::Timeouts;
 use crate::work::HeldBytes;
 
-/// What is read and thrown away of a body that will not be used, so that the client, which may still be sending, gets to
-/// read the answer instead of a reset connection.
-const MAX_DISCARDED_BYTES: usize = 2 * MAX_BODY_BYTES;
+/// What is read at most of a body that is not used.
+const MAX_FORGOTTEN_BYTES: usize = 2 * MAX_BODY_BYTES;
+
+/// The pause behind each piece of a body that is not used: what is thrown away shall not take the processor from those who are
+/// served.
+const FORGETTING_PAUSE: Duration = Duration::from_millis(1);
 
 /// Reads the body whole, on the account `held`.
 pub(crate) async fn read(
@@ -31,49 +35,48 @@ pub(crate) async fn read(
         headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()).and_then(|v| v.parse::<u64>().ok());
     let max = held.max();
     if declared.is_some_and(|len| len > max as u64) {
-        discard(body, timeouts).await;
+        linger(headers, body, timeouts.body_pause);
         return Err(ApiError::body_too_large(max));
     }
     let deadline = Instant::now() + timeouts.body_total;
     let mut chunks = body.into_data_stream();
     let mut read = Vec::new();
-    let (mut refused, mut num_discarded) = (None, 0);
     loop {
         let next = timeout_at(deadline.min(Instant::now() + timeouts.body_pause), chunks.next());
         let chunk = match next.await {
             Err(_) => return Err(ApiError::body_timeout()),
-            Ok(None) => break,
+            Ok(None) => return Ok(read.into()),
             Ok(Some(Err(_))) => return Err(ApiError::malformed("the request body broke off").closing()),
             Ok(Some(Ok(chunk))) => chunk,
         };
         let len = read.len() + chunk.len();
-        if refused.is_none() {
-            let fits = if len > max { Err(ApiError::body_too_large(max)) } else { held.grow(len) };
-            refused = fits.err();
+        let fits = if len > max { Err(ApiError::body_too_large(max)) } else { held.grow(len) };
+        if let Err(refused) = fits {
+            tokio::spawn(forget(chunks, timeouts.body_pause));
+            return Err(refused);
         }
-        if refused.is_none() {
-            read.extend_from_slice(&chunk);
-            continue;
-        }
-        read = Vec::new();
-        num_discarded += chunk.len();
-        if num_discarded > MAX_DISCARDED_BYTES {
-            break;
-        }
+        read.extend_from_slice(&chunk);
     }
-    refused.map_or_else(|| Ok(read.into()), Err)
 }
 
-/// Reads and forgets, within limits.
-pub(crate) async fn discard(body: Body, timeouts: &Timeouts) {
-    let deadline = Instant::now() + timeouts.body_pause;
-    let mut chunks = body.into_data_stream();
+/// Reads and forgets a body that nobody needs, for so long at most, while its request is answered. A connection that is closed
+/// over unread bytes is reset, and the client, which may still be sending, would not get to read the answer.
+pub(crate) fn linger(headers: &HeaderMap, body: Body, patience: Duration) {
+    // Who waits to be told to go on will not send it.
+    if !body.is_end_stream() && !headers.contains_key(header::EXPECT) {
+        tokio::spawn(forget(body.into_data_stream(), patience));
+    }
+}
+
+async fn forget(mut chunks: BodyDataStream, patience: Duration) {
+    let deadline = Instant::now() + patience;
     let mut total = 0;
     while let Ok(Some(Ok(chunk))) = timeout_at(deadline, chunks.next()).await {
         total += chunk.len();
-        if total > MAX_DISCARDED_BYTES {
+        if total > MAX_FORGOTTEN_BYTES {
             break;
         }
+        tokio::time::sleep(FORGETTING_PAUSE).await;
     }
 }
 

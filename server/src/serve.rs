@@ -65,7 +65,7 @@ pub fn app(state: ServerState) -> Router {
 const SHOWN_PATH: usize = 80;
 
 async fn no_such_path(State(state): State<ServerState>, OriginalUri(uri): OriginalUri, request: Request) -> ApiError {
-    body::discard(request.into_body(), state.timeouts()).await;
+    linger(request, &state);
     let path: String = uri.path().chars().take(SHOWN_PATH).collect();
     if path.starts_with("/v1/responses/") {
         ApiError::nothing_stored(&path)
@@ -82,9 +82,15 @@ async fn method_not_allowed(
     method: Method,
     request: Request,
 ) -> ApiError {
-    body::discard(request.into_body(), state.timeouts()).await;
+    linger(request, &state);
     let method: String = method.as_str().chars().take(SHOWN_PATH).collect();
     ApiError::method_not_allowed(&method, &uri.path().chars().take(SHOWN_PATH).collect::<String>())
+}
+
+/// Forgets the body of a request that is refused.
+fn linger(request: Request, state: &ServerState) {
+    let (parts, body) = request.into_parts();
+    body::linger(&parts.headers, body, state.timeouts().body_pause);
 }
 
 /// Serves `app(state)` on `socket` until `shutdown` completes and the requests that run then are answered.

@@ -161,6 +161,22 @@ async fn a_body_beyond_the_limit_is_answered_although_the_client_still_sends() {
 }
 
 #[tokio::test]
+async fn a_body_that_is_announced_as_too_large_is_not_waited_for() {
+    let timeouts = Timeouts { body_pause: Duration::from_secs(3600), ..Timeouts::default() };
+    let (state, _engine) = state_with(babbling(), EngineConfig::default(), timeouts);
+    let server = Running::start(&state).await;
+    for (path, expect, status) in
+        [(CHAT, "", 413), (CHAT, "Expect: 100-continue\r\n", 413), ("/no/such/path", "", 404), ("/health", "", 405)]
+    {
+        let mut client = server.connect().await;
+        let head = format!("POST {path} HTTP/1.1\r\nHost: t\r\n{expect}Content-Length: {}\r\n\r\n", 100 << 20);
+        client.write_all(head.as_bytes()).await.unwrap();
+        let answer = read_until(&mut client, "\"error\"").await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
+    }
+}
+
+#[tokio::test]
 async fn a_client_that_leaves_frees_its_place() {
     for fields in [json!({ "stream": true }), json!({}), json!({ "stream": true, "n": 3 })] {
         let runner = babbling().with_delay(Duration::from_millis(10));

@@ -39,11 +39,10 @@ struct Admitted {
 }
 
 /// Reads the body of a generation request and asks whether it may be sent to the model that it names, which is waited for while it
-/// is loaded. While the server loads or stops the body is read and dropped, so that the client hears the reason instead of a
-/// reset connection.
+/// is loaded. While the server loads or stops the body is forgotten.
 async fn admit(state: &ServerState, headers: &HeaderMap, body: Body) -> Result<Admitted, ApiError> {
     if let Err(refused) = state.check_open() {
-        body::discard(body, state.timeouts()).await;
+        body::linger(headers, body, state.timeouts().body_pause);
         return Err(refused);
     }
     let mut held = state.work().hold();
