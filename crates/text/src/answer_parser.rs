@@ -5,7 +5,8 @@
 //! text is cut, the parts put together are the same.
 //!
 //! A call that is not written as its format asks stays text: nothing is an error and nothing is lost. So a call is told when
-//! it is complete. Where a grammar made sure of its form ([`ToolSyntax::is_certain`]) its arguments are told as they come.
+//! it is complete. Where a grammar made sure of its form ([`ToolSyntax::is_certain`]) its arguments are told as they come, and
+//! one that ends before its arguments is no text: only the limit of tokens can have cut it.
 
 mod calls;
 mod json_scan;
@@ -265,6 +266,11 @@ impl AnswerParser {
             return Step::Again;
         };
         match region.advance(&self.buffer, tools, is_end) {
+            Found::Nothing if is_end && region.is_surely_call(tools) => {
+                self.drop_front(self.buffer.len());
+                self.state = State::Text;
+                Step::Wait
+            }
             Found::Nothing if is_end => self.give_up(parts),
             Found::Nothing => Step::Wait,
             Found::Call { name, arguments, end } => {

@@ -24,6 +24,8 @@ pub(super) struct Region {
     phase: Phase,
     /// Where the mark ends that began the region; 0 without one, and once a call was told.
     mark_end: usize,
+    /// Whether a mark began it.
+    has_mark: bool,
     in_array: bool,
 }
 
@@ -91,12 +93,25 @@ enum Look {
 impl Region {
     /// Begins at byte `at`, behind a mark if `has_mark`.
     pub(super) fn new(at: usize, has_mark: bool) -> Region {
-        Region { at, blanks_end: 0, phase: Phase::Before, mark_end: if has_mark { at } else { 0 }, in_array: false }
+        Region {
+            at,
+            blanks_end: 0,
+            phase: Phase::Before,
+            mark_end: if has_mark { at } else { 0 },
+            has_mark,
+            in_array: false,
+        }
     }
 
     /// How much of the buffer is text if there is no call.
     pub(super) fn mark_end(&self) -> usize {
         self.mark_end
+    }
+
+    /// Whether what stands here is a call, though it is not whole: its form is certain behind a mark. Without one, other text may
+    /// begin in the same way.
+    pub(super) fn is_surely_call(&self, tools: &ToolSyntax) -> bool {
+        tools.is_certain && self.has_mark
     }
 
     /// Looks at what is new in the buffer.

@@ -201,6 +201,26 @@ fn arguments_that_a_grammar_guards_come_in_pieces() {
 }
 
 #[test]
+fn a_call_that_a_grammar_guards_is_never_text_however_early_it_is_cut() {
+    for (format, mark, rest) in [
+        (ToolFormat::Hermes, "<tool_call>", "\n{\"name\": \"f\", \"arguments\": "),
+        (ToolFormat::Llama3, "<|python_tag|>", "{\"name\": \"f\", \"parameters\": "),
+        (ToolFormat::Mistral, "[TOOL_CALLS]", "[{\"name\": \"f\", \"arguments\": "),
+        (ToolFormat::MistralArgs, "[TOOL_CALLS]", "f[ARGS]"),
+    ] {
+        for len in 0..=rest.len() {
+            let text = format!("ab {mark}{}", &rest[..len]);
+            check(&tools(format, true), &text, "T:ab|");
+            check(&tools(format, false), &text, &format!("T:{text}|"));
+        }
+    }
+    let text = "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}, {\"na";
+    check(&tools(ToolFormat::Mistral, true), text, "0:f({})|");
+    // Without a mark it may be any text.
+    check(&tools(ToolFormat::Llama3, true), "{\"name\": \"f\"", "T:{\"name\": \"f\"|");
+}
+
+#[test]
 fn a_call_is_open_until_its_arguments_end() {
     let text = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": {\"b\": 1}}}\n</tool_call>";
     let (begin, end) = (text.find("{\"a\"").unwrap(), text.find("}}}").unwrap() + 2);
