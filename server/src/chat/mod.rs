@@ -28,7 +28,7 @@ pub(crate) use history::{CallNames, arguments_of, call_of, merge_turns, take_fun
 pub(crate) use render::{count, encode, render};
 pub(crate) use single::{End, Events, Protocol, check_single, send};
 pub(crate) use stream::{ChatPart, ChatPiece, ChatStream, Ending};
-pub(crate) use tools::{Tool, ToolChoice, check_tools};
+pub(crate) use tools::{AllowedTools, Tool, ToolChoice, check_tools};
 
 /// What is said so far, and how the model may answer.
 pub(crate) struct Conversation {

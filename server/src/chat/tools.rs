@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use serde_json::{Value, json};
 
 use crate::errors::ApiError;
-use crate::fields::show;
+use crate::fields::{Fields, show};
 
 /// Bytes of the longest name, as in Anthropic's interface; OpenAI's takes 64.
 const MAX_NAME_BYTES: usize = 128;
@@ -117,6 +117,60 @@ impl Tool {
     }
 }
 
+/// OpenAI's `allowed_tools`: of the tools of a request only some are offered.
+pub(crate) struct AllowedTools {
+    names: Vec<String>,
+    /// The field that lists them, for errors.
+    field: String,
+}
+
+impl AllowedTools {
+    /// Takes `mode` and `tools` from the object that holds them. What `read_name` is given is an item of `tools`, whose type has
+    /// been read.
+    pub(crate) fn take(
+        fields: &mut Fields,
+        read_name: impl Fn(Fields) -> Result<String, ApiError>,
+    ) -> Result<(ToolChoice, AllowedTools), ApiError> {
+        let mode_name = fields.name_of("mode");
+        let mode = match fields.string("mode")?.as_deref() {
+            None | Some("auto") => ToolChoice::Auto,
+            Some("required") => ToolChoice::Required,
+            Some(other) => {
+                let got = show(&Value::from(other));
+                let message = format!("{mode_name} must be auto or required, got {got}");
+                return Err(ApiError::invalid(mode_name, message));
+            }
+        };
+        let field = fields.name_of("tools");
+        let items = fields.array("tools")?.filter(|items| !items.is_empty());
+        let items = items.ok_or_else(|| ApiError::missing(&field, format!("{field} is missing")))?;
+        let names = items.into_iter().enumerate().map(|(index, item)| {
+            let mut item = Fields::nested(&format!("{field}[{index}]"), item)?;
+            let kind_name = item.name_of("type");
+            match item.string("type")?.as_deref() {
+                Some("function") => read_name(item),
+                _ => Err(ApiError::invalid(kind_name.clone(), format!("{kind_name} must be \"function\""))),
+            }
+        });
+        let names = names.collect::<Result<_, ApiError>>()?;
+        Ok((mode, AllowedTools { names, field }))
+    }
+
+    /// The tools of these names, each of which must be there.
+    pub(crate) fn of(self, tools: Vec<Tool>) -> Result<Vec<Tool>, ApiError> {
+        let known: HashSet<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
+        if let Some(name) = self.names.iter().find(|name| !known.contains(name.as_str())) {
+            return Err(not_among_tools(&self.field, name));
+        }
+        let names: HashSet<String> = self.names.into_iter().collect();
+        Ok(tools.into_iter().filter(|tool| names.contains(&tool.name)).collect())
+    }
+}
+
+fn not_among_tools(field: &str, name: &str) -> ApiError {
+    ApiError::invalid(field, format!("{field} names {}, which is not among tools", show(&Value::from(name))))
+}
+
 /// Refuses tools of one name, and a choice of a tool that is not among them.
 pub(crate) fn check_tools(tools: &[Tool], choice: &ToolChoice, choice_field: &str) -> Result<(), ApiError> {
     let mut names = HashSet::with_capacity(tools.len());
@@ -134,11 +188,7 @@ pub(crate) fn check_tools(tools: &[Tool], choice: &ToolChoice, choice_field: &st
             let message = format!("{choice_field} asks for a call, and there are no tools to call");
             Err(ApiError::invalid(choice_field, message))
         }
-        ToolChoice::Named(name) if !names.contains(name.as_str()) => {
-            let message =
-                format!("{choice_field} names {}, which is not among tools", show(&Value::from(name.as_str())));
-            Err(ApiError::invalid(choice_field, message))
-        }
+        ToolChoice::Named(name) if !names.contains(name.as_str()) => Err(not_among_tools(choice_field, name)),
         _ => Ok(()),
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::chat::{Tool, ToolChoice, check_tools};
+use crate::chat::{AllowedTools, Tool, ToolChoice, check_tools};
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 use crate::limits::MAX_TOOLS;
@@ -30,7 +30,7 @@ pub(crate) fn take(fields: &mut Fields) -> Result<Offer, ApiError> {
     check_tools(&tools, &choice, CHOICE)?;
     let tools = match allowed {
         None => tools,
-        Some(allowed) => only(tools, &allowed)?,
+        Some(allowed) => allowed.of(tools)?,
     };
     let parallel = choice.allows_several(parallel);
     Ok(Offer { tools, choice, parallel })
@@ -58,8 +58,8 @@ fn read_tool(path: &str, item: Value) -> Result<Tool, ApiError> {
     Ok(Tool { name, description, parameters, strict, field, schema_name: "parameters" })
 }
 
-/// The choice, and the names that it is restricted to.
-fn read_choice(value: Option<Value>) -> Result<(ToolChoice, Option<Vec<String>>), ApiError> {
+/// The choice, and what it is restricted to.
+fn read_choice(value: Option<Value>) -> Result<(ToolChoice, Option<AllowedTools>), ApiError> {
     match value {
         None => Ok((ToolChoice::Auto, None)),
         Some(Value::String(word)) => Ok((ToolChoice::of_word(&word, CHOICE)?, None)),
@@ -67,7 +67,12 @@ fn read_choice(value: Option<Value>) -> Result<(ToolChoice, Option<Vec<String>>)
             let mut choice = Fields::nested(CHOICE, value)?;
             match choice.string("type")?.as_deref() {
                 Some("function") => Ok((ToolChoice::Named(read_name(choice)?), None)),
-                Some("allowed_tools") => read_allowed(choice),
+                Some("allowed_tools") => {
+                    let name = choice.name_of("allowed_tools");
+                    let missing = || ApiError::missing(&name, format!("{name} is missing"));
+                    let mut allowed = choice.object("allowed_tools")?.ok_or_else(missing)?;
+                    AllowedTools::take(&mut allowed, read_name).map(|(mode, allowed)| (mode, Some(allowed)))
+                }
                 other => {
                     let got = other.map_or_else(|| "nothing".to_owned(), |kind| show(&Value::from(kind)));
                     let name = choice.name_of("type");
@@ -83,44 +88,6 @@ fn read_name(mut choice: Fields) -> Result<String, ApiError> {
     let missing = |name: String| ApiError::missing(&name, format!("{name} is missing"));
     let mut function = choice.object("function")?.ok_or_else(|| missing(choice.name_of("function")))?;
     function.string("name")?.ok_or_else(|| missing(function.name_of("name")))
-}
-
-/// `{"mode": ..., "tools": [...]}`, which leaves the other tools out.
-fn read_allowed(mut choice: Fields) -> Result<(ToolChoice, Option<Vec<String>>), ApiError> {
-    let missing = |name: String| ApiError::missing(&name, format!("{name} is missing"));
-    let mut allowed = choice.object("allowed_tools")?.ok_or_else(|| missing(choice.name_of("allowed_tools")))?;
-    let mode_name = allowed.name_of("mode");
-    let mode = match allowed.string("mode")?.as_deref() {
-        None | Some("auto") => ToolChoice::Auto,
-        Some("required") => ToolChoice::Required,
-        Some(other) => {
-            let got = show(&Value::from(other));
-            return Err(ApiError::invalid(
-                mode_name.clone(),
-                format!("{mode_name} must be auto or required, got {got}"),
-            ));
-        }
-    };
-    let path = allowed.name_of("tools");
-    let items = allowed.array("tools")?.filter(|items| !items.is_empty()).ok_or_else(|| missing(path.clone()))?;
-    let names = items.into_iter().enumerate().map(|(index, item)| {
-        let mut item = Fields::nested(&format!("{path}[{index}]"), item)?;
-        let kind_name = item.name_of("type");
-        match item.string("type")?.as_deref() {
-            Some("function") => read_name(item),
-            _ => Err(ApiError::invalid(kind_name.clone(), format!("{kind_name} must be \"function\""))),
-        }
-    });
-    Ok((mode, Some(names.collect::<Result<_, ApiError>>()?)))
-}
-
-/// The tools of these names.
-fn only(tools: Vec<Tool>, names: &[String]) -> Result<Vec<Tool>, ApiError> {
-    for name in names {
-        let named = ToolChoice::Named(name.clone());
-        check_tools(&tools, &named, "tool_choice.allowed_tools.tools")?;
-    }
-    Ok(tools.into_iter().filter(|tool| names.contains(&tool.name)).collect())
 }
 
 #[cfg(test)]

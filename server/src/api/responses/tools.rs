@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::chat::{Tool, ToolChoice, check_tools};
+use crate::chat::{AllowedTools, Tool, ToolChoice, check_tools};
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 use crate::limits::MAX_TOOLS;
@@ -20,11 +20,11 @@ pub(super) fn take(fields: &mut Fields) -> Result<(Vec<Tool>, ToolChoice), ApiEr
     let tools = tools.collect::<Result<Vec<Tool>, ApiError>>()?;
     let (choice, allowed) = read_choice(fields.take(CHOICE))?;
     check_tools(&tools, &choice, CHOICE)?;
-    let Some(allowed) = allowed else { return Ok((tools, choice)) };
-    for name in &allowed {
-        check_tools(&tools, &ToolChoice::Named(name.clone()), "tool_choice.tools")?;
-    }
-    Ok((tools.into_iter().filter(|tool| allowed.contains(&tool.name)).collect(), choice))
+    let tools = match allowed {
+        None => tools,
+        Some(allowed) => allowed.of(tools)?,
+    };
+    Ok((tools, choice))
 }
 
 fn missing(name: &str) -> ApiError {
@@ -50,8 +50,8 @@ fn read_tool(path: &str, item: Value) -> Result<Tool, ApiError> {
     Ok(Tool { name, description, parameters, strict, field: path.to_owned(), schema_name: "parameters" })
 }
 
-/// The choice, and the names that it is restricted to.
-fn read_choice(value: Option<Value>) -> Result<(ToolChoice, Option<Vec<String>>), ApiError> {
+/// The choice, and what it is restricted to.
+fn read_choice(value: Option<Value>) -> Result<(ToolChoice, Option<AllowedTools>), ApiError> {
     let value = match value {
         None => return Ok((ToolChoice::Auto, None)),
         Some(Value::String(word)) => return Ok((ToolChoice::of_word(&word, CHOICE)?, None)),
@@ -65,28 +65,8 @@ fn read_choice(value: Option<Value>) -> Result<(ToolChoice, Option<Vec<String>>)
             Ok((ToolChoice::Named(name), None))
         }
         Some("allowed_tools") => {
-            let mode_name = choice.name_of("mode");
-            let mode = match choice.string("mode")?.as_deref() {
-                None | Some("auto") => ToolChoice::Auto,
-                Some("required") => ToolChoice::Required,
-                Some(other) => {
-                    let got = show(&Value::from(other));
-                    let message = format!("{mode_name} must be auto or required, got {got}");
-                    return Err(ApiError::invalid(mode_name, message));
-                }
-            };
-            let path = choice.name_of("tools");
-            let items = choice.array("tools")?.filter(|items| !items.is_empty());
-            let items = items.ok_or_else(|| missing(&path))?;
-            let names = items.into_iter().enumerate().map(|(index, item)| {
-                let mut item = Fields::nested(&format!("{path}[{index}]"), item)?;
-                let kind_name = item.name_of("type");
-                match item.string("type")?.as_deref() {
-                    Some("function") => item.string("name")?.ok_or_else(|| missing(&item.name_of("name"))),
-                    _ => Err(ApiError::invalid(kind_name.clone(), format!("{kind_name} must be \"function\""))),
-                }
-            });
-            Ok((mode, Some(names.collect::<Result<_, ApiError>>()?)))
+            let read_name = |mut item: Fields| item.string("name")?.ok_or_else(|| missing(&item.name_of("name")));
+            AllowedTools::take(&mut choice, read_name).map(|(mode, allowed)| (mode, Some(allowed)))
         }
         other => {
             let got = other.map_or_else(|| "nothing".to_owned(), |kind| show(&Value::from(kind)));
