@@ -31,6 +31,8 @@ pub struct ServerConfig {
     pub api_keys: ApiKeys,
     /// Web pages that may ask, if any.
     pub cors: Option<CorsOrigins>,
+    /// Whether a request without the name of a model is a 400, as OpenAI has it, and not for the first model.
+    pub require_model: bool,
     /// How many requests each key may send; without keys, how many all clients together may.
     pub rate_limit: Option<Rate>,
     /// Certificate and key of TCP and Unix sockets alike; without them connections are plain.
@@ -51,6 +53,7 @@ impl Default for ServerConfig {
             drain_timeout: None,
             api_keys: ApiKeys::default(),
             cors: None,
+            require_model: false,
             rate_limit: None,
             tls: None,
             on_request: None,

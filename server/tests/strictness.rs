@@ -7,6 +7,8 @@ use axum::body::Body;
 use axum::http::{Method, Request};
 use serde_json::{Value, json};
 use support::*;
+use taper_engine::EngineConfig;
+use taper_server::ServerConfig;
 
 async fn check_chat_refused(fields: Value, param: &str, message: &str) {
     let answer = chat(&state(), fields.clone()).await;
@@ -135,6 +137,24 @@ async fn unknown_fields_are_accepted_and_reported() {
         // A header has no place for most of Unicode.
         let answer = chat(&state(), json!({ "stream": stream, "größe": 1 })).await;
         assert_eq!(answer.headers["x-taper-ignored-fields"], "gr%C3%B6%C3%9Fe");
+    }
+}
+
+#[tokio::test]
+async fn a_server_may_insist_on_the_name_of_the_model() {
+    let config = ServerConfig { require_model: true, ..ServerConfig::default() };
+    let (strict, _engine) = state_with_config(replying("ok"), EngineConfig::default(), config);
+    for (path, body) in [
+        ("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": "a" }] })),
+        ("/v1/responses", json!({ "input": "a" })),
+        ("/v1/completions", json!({ "prompt": "a" })),
+    ] {
+        assert_eq!(post(&state(), path, &body).await.status, 200, "{path}");
+        let answer = post(&strict, path, &body).await;
+        assert_eq!((answer.status.as_u16(), &answer.error()["param"]), (400, &json!("model")), "{path}");
+        let mut named = body;
+        named["model"] = "default".into();
+        assert_eq!(post(&strict, path, &named).await.status, 200, "{path}");
     }
 }
 

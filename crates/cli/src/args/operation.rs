@@ -116,6 +116,10 @@ pub(crate) struct OperationArgs {
     #[arg(long, value_name = "URL", env = "TAPER_OTLP_ENDPOINT")]
     pub(crate) otlp_endpoint: Option<String>,
 
+    /// Refuse requests that do not name their model, as OpenAI does. Without this they are for the first one.
+    #[arg(long, env = "TAPER_REQUIRE_MODEL")]
+    pub(crate) require_model: bool,
+
     /// A TOML file of settings: the long names of these flags, with - or _, and their values. Flags and variables override it.
     #[arg(long, value_name = "FILE", env = "TAPER_CONFIG")]
     pub(crate) config: Option<PathBuf>,
@@ -160,6 +164,7 @@ impl OperationArgs {
             drain_timeout: self.drain_timeout,
             api_keys: ApiKeys::new(&given, self.api_key_file.clone()).context("--api-key, --api-key-file")?,
             cors: CorsOrigins::parse(&self.cors_origin).context("--cors-origin")?,
+            require_model: self.require_model,
             rate_limit: self.rate_limit,
             tls,
             on_request: None,
