@@ -35,7 +35,9 @@ class Harness:
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         done = subprocess.run([sys.executable, *arguments], cwd=TASKS, capture_output=True, text=True, timeout=seconds * PATIENCE, env=environment)
         if done.returncode:
-            raise Failed(f"{arguments[:4]} ended with {done.returncode}: {' '.join(done.stderr.strip().splitlines()[-2:])}")
+            # Bars of progress may follow the reason.
+            lines = [line for line in done.stderr.strip().splitlines() if "it/s]" not in line]
+            raise Failed(f"{arguments[:4]} ended with {done.returncode}: {' '.join(lines[-2:])}")
 
     def tokenizer(self):
         """A folder with the tokenizer of the file."""

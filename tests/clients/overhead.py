@@ -6,8 +6,10 @@
 Nothing else may run on the machine. A round is a stream of 128 tokens from the server, after one that warms it, and then the bench,
 which has the machine for itself while the server is idle. Speculation is off on both sides.
 """
-import http.client
+import bisect
 import json
+import re
+import socket
 import statistics
 import subprocess
 import time
@@ -18,19 +20,28 @@ TOKENS = 128
 
 
 def over_http(url, number):
-    """Tokens per second between the first token and the last of a stream."""
-    connection = http.client.HTTPConnection(*place(url), timeout=120)
-    body = {"prompt": f"Round {number}: once upon a time", "max_tokens": TOKENS + 1, "temperature": 0, "ignore_eos": True, "stream": True,
-            "stream_options": {"include_usage": True}}
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    """Tokens per second between the first token and the last of a stream.
+
+    The client shares the machine with the server, so it notes when bytes came and reads them when all have come.
+    """
+    body = json.dumps({"prompt": f"Round {number}: once upon a time", "max_tokens": TOKENS + 1, "temperature": 0, "ignore_eos": True,
+                       "stream": True, "stream_options": {"include_usage": True}}).encode()
+    host, port = place(url)
+    head = (f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n")
+    with socket.create_connection((host, port), 120) as sock:
+        sock.sendall(head.encode() + body)
+        said, ends, came = b"", [], []
+        while piece := sock.recv(65536):
+            came.append(time.perf_counter())
+            said += piece
+            ends.append(len(said))
     times, tokens = [], 0
-    for line in connection.getresponse():
-        if line.startswith(b"data: {"):
-            now, event = time.perf_counter(), json.loads(line[6:])
-            tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
-            if event["choices"] and event["choices"][0]["text"]:
-                times.append(now)
-    connection.close()
+    for line in re.finditer(rb"^data: ({.*)$", said, re.MULTILINE):
+        event = json.loads(line[1])
+        tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+        if event["choices"] and event["choices"][0]["text"]:
+            times.append(came[bisect.bisect_left(ends, line.end())])
     equal(tokens, TOKENS + 1, "completion_tokens")
     return TOKENS / (times[-1] - times[0])
 
@@ -60,7 +71,7 @@ def _(args):
 
 def add(parser):
     parser.add_argument("--rounds", type=int, default=5, help="[default: %(default)s]")
-    parser.add_argument("--least", type=float, default=0.95, help="the smallest ratio [default: %(default)s]")
+    parser.add_argument("--least", type=float, default=0.98, help="the smallest ratio [default: %(default)s]")
 
 
 if __name__ == "__main__":
