@@ -127,8 +127,17 @@ const HARMLESS: &[&str] = &[
 
 /// The ends of paths to such fields inside other objects: names, what answers say of their parts and clients send back with them,
 /// and what to cache, which is done unasked.
-const HARMLESS_INSIDE: &[&str] =
-    &[".json_schema.name", ".id", ".index", ".status", ".annotations", ".citations", ".logprobs", ".cache_control"];
+const HARMLESS_INSIDE: &[&str] = &[
+    ".json_schema.name",
+    ".id",
+    ".index",
+    ".status",
+    ".annotations",
+    ".citations",
+    ".logprobs",
+    ".cache_control",
+    ".caller",
+];
 
 /// Bytes of an unknown name that are logged or sent back, about, and the most names sent back.
 const NAME_BYTES: usize = 128;

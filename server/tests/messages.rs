@@ -219,7 +219,7 @@ const CALL: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\
 
 #[tokio::test]
 async fn a_call_is_a_block_with_its_input() {
-    let call = json!({ "type": "tool_use", "id": null, "name": "weather", "input": { "city": 5 } });
+    let call = json!({ "type": "tool_use", "id": null, "name": "weather", "caller": { "type": "direct" }, "input": { "city": 5 } });
     let state = answering(&format!("Let me see.\n{CALL}\n{CALL}"));
     let fields = |choice: Value| json!({ "tools": [weather()], "tool_choice": choice });
     let both = json!([text("Let me see."), call, call]);
@@ -314,7 +314,7 @@ async fn a_conversation_is_rendered_with_its_calls_results_and_thoughts() {
                 { "type": "thinking", "thinking": "hm", "signature": "s" },
                 { "type": "redacted_thinking", "data": "d" },
                 { "type": "text", "text": "So." },
-                { "type": "tool_use", "id": "t1", "name": "f", "input": { "a": 1 } },
+                { "type": "tool_use", "id": "t1", "name": "f", "caller": { "type": "direct" }, "input": { "a": 1 } },
             ] },
             { "role": "user", "content": [
                 { "type": "tool_result", "tool_use_id": "t1", "content": [{ "type": "text", "text": "one" }, { "type": "text", "text": "two" }] },

@@ -64,7 +64,7 @@ pub(crate) async fn server_info(State(state): State<ServerState>, Asked(served):
             "kv_cache_bytes": model.engine.kv_cache_bytes(),
         },
         "limits": {
-            "max_body_bytes": limits::MAX_BODY_BYTES,
+            "max_body_bytes": state.config().max_body_bytes,
             "max_json_values": limits::MAX_JSON_VALUES,
             "max_prompts": limits::MAX_PROMPTS,
             "max_choices": limits::MAX_CHOICES,

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use super::Operation;
 use super::generation::{shared_fields, template_variables};
 use super::schema::{
-    Named, all, any_of, array, boolean, integer, integer_from, map, nullable, object, one_of, optional, reference,
-    string, strings,
+    Named, all, any_of, array, boolean, integer, integer_from, map, null, nullable, object, one_of, optional,
+    reference, string, strings,
 };
 
 const TAG: &str = "generation";
@@ -171,6 +171,11 @@ fn usage() -> Value {
         ("cache_creation_input_tokens", json!({ "const": 0 })),
         ("cache_read_input_tokens", integer("Tokens of the prompt that were not computed again.")),
         ("output_tokens", integer("Tokens of the answer.")),
+        ("output_tokens_details", all(vec![("thinking_tokens", integer("Those of thoughts."))])),
+        ("cache_creation", null()),
+        ("inference_geo", null()),
+        ("server_tool_use", null()),
+        ("service_tier", null()),
     ])
 }
 
@@ -186,6 +191,7 @@ fn block() -> Value {
         ("type", json!({ "const": "tool_use" })),
         ("id", string("")),
         ("name", string("")),
+        ("caller", all(vec![("type", json!({ "const": "direct" }))])),
         ("input", map("")),
     ]);
     any_of(vec![text, thinking, tool_use], "")
@@ -200,6 +206,8 @@ fn answer() -> Value {
         ("content", array(block(), "")),
         ("stop_reason", stop_reason()),
         ("stop_sequence", nullable(string("The stop text that ended it."))),
+        ("stop_details", null()),
+        ("container", null()),
         ("usage", reference("MessagesUsage")),
     ])
 }
@@ -221,6 +229,8 @@ fn event() -> Value {
         ("partial_json", string("")),
         ("stop_reason", stop_reason()),
         ("stop_sequence", nullable(string(""))),
+        ("stop_details", null()),
+        ("container", null()),
     ]);
     object(
         vec![

@@ -7,7 +7,7 @@ use super::Operation;
 use super::generation::{account_fields, shared_fields, template_variables};
 use super::messages::without_several;
 use super::schema::{
-    Named, all, any_of, array, boolean, integer, integer_from, integer_in, map, nullable, number, object, one_of,
+    Named, all, any_of, array, boolean, integer, integer_from, integer_in, map, null, nullable, number, object, one_of,
     optional, reference, string, strings,
 };
 use crate::api::chat_completions::EFFORTS;
@@ -181,7 +181,6 @@ fn item() -> Value {
 }
 
 fn response() -> Value {
-    let null = || json!({ "type": "null" });
     let usage = all(vec![
         ("input_tokens", integer("Tokens of the prompt.")),
         ("input_tokens_details", all(vec![("cached_tokens", integer("Those that were not computed again."))])),
@@ -189,7 +188,7 @@ fn response() -> Value {
         ("output_tokens_details", all(vec![("reasoning_tokens", integer("Those of thoughts."))])),
         ("total_tokens", integer("Both.")),
     ]);
-    let error = all(vec![("code", nullable(string(""))), ("message", string(""))]);
+    let error = all(vec![("code", string("")), ("message", string(""))]);
     let reason = all(vec![(
         "reason",
         one_of(&["max_output_tokens", "stop"], "The latter: a stop string was met inside a call, which has no end."),
@@ -198,6 +197,7 @@ fn response() -> Value {
         ("id", string("The response's; nothing can be asked by it.")),
         ("object", json!({ "const": "response" })),
         ("created_at", integer("Seconds since 1970.")),
+        ("completed_at", nullable(integer("The same; null where it is not complete."))),
         ("status", one_of(&["in_progress", "completed", "incomplete", "failed"], "")),
         ("background", json!({ "const": false })),
         ("conversation", null()),
@@ -215,7 +215,7 @@ fn response() -> Value {
         ("metadata", map("The request's.")),
         ("parallel_tool_calls", boolean("")),
         ("tool_choice", json!({})),
-        ("tools", array(map(""), "The request's.")),
+        ("tools", array(map(""), "The request's, with every field.")),
         ("user", json!({})),
         ("safety_identifier", json!({})),
         ("prompt_cache_key", json!({})),
@@ -223,6 +223,8 @@ fn response() -> Value {
         ("reasoning", map("")),
         ("temperature", number("")),
         ("top_p", number("")),
+        ("presence_penalty", number("")),
+        ("frequency_penalty", number("")),
         ("max_output_tokens", nullable(integer(""))),
         ("top_logprobs", integer("")),
     ])

@@ -67,9 +67,14 @@ pub(super) fn strings(about: &str) -> Value {
     array(json!({ "type": "string" }), about)
 }
 
+/// Nothing, always.
+pub(super) fn null() -> Value {
+    json!({ "type": "null" })
+}
+
 /// The schema or null.
 pub(super) fn nullable(schema: Value) -> Value {
-    any_of(vec![schema, json!({ "type": "null" })], "")
+    any_of(vec![schema, null()], "")
 }
 
 /// Any of these.

@@ -1,7 +1,7 @@
 //! Anthropic's `message` and the events of its stream: blocks begin, grow and end, one after another.
 
 use axum::body::Bytes;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::errors;
 use crate::chat::{ChatPart, ChatPiece, End, Ending, Events, Protocol};
@@ -42,19 +42,25 @@ impl Message {
             "content": [],
             "stop_reason": reason,
             "stop_sequence": stop.flatten(),
+            "stop_details": null,
+            "container": null,
             "usage": self.usage(),
         })
     }
 
-    /// What the prefix cache spared is known at the end.
+    /// What the prefix cache spared is known at the end. What belongs to tiers, regions and tools of Anthropic's is null.
     fn usage(&self) -> Value {
-        let (cached, output) =
-            self.end.as_ref().map_or((0, 0), |(_, totals)| (totals.cached_tokens, totals.completion_tokens));
+        let totals = self.end.as_ref().map(|(_, totals)| *totals).unwrap_or_default();
         json!({
-            "input_tokens": self.prompt_tokens.saturating_sub(cached),
+            "input_tokens": self.prompt_tokens.saturating_sub(totals.cached_tokens),
+            "cache_creation": null,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": cached,
-            "output_tokens": output,
+            "cache_read_input_tokens": totals.cached_tokens,
+            "output_tokens": totals.completion_tokens,
+            "output_tokens_details": { "thinking_tokens": totals.reasoning_tokens },
+            "inference_geo": null,
+            "server_tool_use": null,
+            "service_tier": null,
         })
     }
 
@@ -84,7 +90,9 @@ impl Block {
             // Nobody needs to prove who thought it.
             Block::Thinking(text) => json!({ "type": "thinking", "thinking": text, "signature": "" }),
             Block::Text(text) => json!({ "type": "text", "text": text, "citations": null }),
-            Block::ToolUse { id, name, .. } => json!({ "type": "tool_use", "id": id, "name": name, "input": {} }),
+            Block::ToolUse { id, name, .. } => {
+                json!({ "type": "tool_use", "id": id, "name": name, "caller": { "type": "direct" }, "input": {} })
+            }
         }
     }
 
@@ -93,7 +101,10 @@ impl Block {
         match self {
             Block::ToolUse { id, name, input } => {
                 let (id, name) = (Value::from(id.as_str()), Value::from(name.as_str()));
-                format!("{{\"type\":\"tool_use\",\"id\":{id},\"name\":{name},\"input\":{}}}", input.trim())
+                let input = input.trim();
+                format!(
+                    "{{\"type\":\"tool_use\",\"id\":{id},\"name\":{name},\"caller\":{{\"type\":\"direct\"}},\"input\":{input}}}"
+                )
             }
             _ => self.to_json().to_string(),
         }
@@ -163,7 +174,9 @@ impl Protocol for Message {
         self.end = Some((end, *totals));
         events.send(|| {
             let message = self.to_json();
-            let delta = json!({ "stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"] });
+            let fields = ["stop_reason", "stop_sequence", "stop_details", "container"];
+            let delta: Map<String, Value> =
+                fields.into_iter().map(|field| (field.to_owned(), message[field].clone())).collect();
             json!({ "type": "message_delta", "delta": delta, "usage": message["usage"] })
         });
         events.send(|| json!({ "type": "message_stop" }));

@@ -67,6 +67,8 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
     for (field, value) in [
         ("temperature", json!(shown(parameters.sampling.temperature))),
         ("top_p", json!(shown(parameters.sampling.top_p))),
+        ("presence_penalty", json!(shown(parameters.sampling.presence_penalty))),
+        ("frequency_penalty", json!(shown(parameters.sampling.frequency_penalty))),
         ("max_output_tokens", json!(parameters.sampling.max_tokens)),
         ("top_logprobs", json!(parameters.details.logprobs.unwrap_or(0))),
     ] {
@@ -99,6 +101,19 @@ fn echo(object: &Map<String, Value>) -> Map<String, Value> {
         ("prompt_cache_key", Value::Null),
     ] {
         echo.insert(field.to_owned(), given(field).unwrap_or(default));
+    }
+    // With every field of theirs.
+    if let Some(Value::Array(tools)) = echo.get_mut("tools") {
+        for tool in tools.iter_mut().filter_map(Value::as_object_mut) {
+            for (field, default) in
+                [("description", Value::Null), ("parameters", Value::Null), ("strict", json!(false))]
+            {
+                let value = tool.entry(field).or_insert(Value::Null);
+                if value.is_null() {
+                    *value = default;
+                }
+            }
+        }
     }
     let nested = |field: &str, inner: &str| object.get(field).and_then(|value| value.get(inner)).cloned();
     let format = nested("text", "format").filter(|format| !format.is_null());

@@ -36,6 +36,7 @@ pub(super) struct Response {
     id: String,
     model: String,
     created: u64,
+    completed: Option<u64>,
     writer: TokenWriter,
     echo: Map<String, Value>,
     /// The bytes of `echo`, if they are many.
@@ -53,11 +54,11 @@ pub(super) struct Response {
 impl Response {
     /// A response that repeats `echo`, whose bytes are `held`.
     pub(super) fn new(model: &str, writer: TokenWriter, echo: Map<String, Value>, held: HeldBytes) -> Response {
-        let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Response {
             id: format!("resp_{}", uuid::Uuid::new_v4().simple()),
             model: model.to_owned(),
-            created: since_1970.map_or(0, |duration| duration.as_secs()),
+            created: since_1970(),
+            completed: None,
             writer,
             echo,
             held,
@@ -81,6 +82,7 @@ impl Response {
             "id": self.id,
             "object": "response",
             "created_at": self.created,
+            "completed_at": self.completed,
             "status": self.status.name(),
             "background": false,
             "conversation": null,
@@ -203,6 +205,11 @@ impl Response {
     }
 }
 
+fn since_1970() -> u64 {
+    let duration = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    duration.map_or(0, |duration| duration.as_secs())
+}
+
 /// Items have no failure of their own.
 fn item_status(status: Status) -> &'static str {
     if status == Status::Failed { Status::Incomplete.name() } else { status.name() }
@@ -269,14 +276,15 @@ impl Protocol for Response {
             None => (Status::Completed, "response.completed"),
         };
         self.end_item(status.name(), events);
+        self.completed = (status == Status::Completed).then(since_1970);
         (self.status, self.usage) = (status, usage(totals));
         self.finish(kind, events);
     }
 
     fn fail(&mut self, error: &ApiError, events: &mut Events) {
         let told = error.to_json();
-        // Null where the reason has no name.
-        self.error = json!({ "code": told["error"]["code"], "message": error.message() });
+        let code = told["error"]["code"].as_str().unwrap_or("server_error");
+        self.error = json!({ "code": code, "message": error.message() });
         self.status = Status::Failed;
         self.finish("response.failed", events);
     }
