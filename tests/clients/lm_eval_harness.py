@@ -46,6 +46,12 @@ class Harness:
             self.python("-c", MAKE_TOKENIZER, str(self.model.parent), self.model.name, str(folder))
         return folder
 
+    def reference(self):
+        """Where transformers takes the weights from."""
+        if self.args.reference:
+            return f"pretrained={self.args.reference}"
+        return f"pretrained={self.model.parent},gguf_file={self.model.name}"
+
     def run(self, name):
         """Figures and samples of a run, by task."""
         if name not in self.runs:
@@ -60,7 +66,7 @@ class Harness:
             "server": ("local-completions", f"{base},tokenizer={self.tokenizer()},tokenized_requests=True"),
             "server-strings": ("local-completions", f"{base},tokenizer={self.tokenizer()},tokenized_requests=False"),
             "server-tokenizer": ("local-completions", f"{base},tokenizer_backend=remote,tokenized_requests=True"),
-            "reference": ("hf", f"pretrained={self.model.parent},gguf_file={self.model.name},tokenizer={self.tokenizer()},dtype=float32,max_length=2048"),
+            "reference": ("hf", f"{self.reference()},tokenizer={self.tokenizer()},dtype=float32,max_length=2048"),
         }[name]
         out = self.folder / name
         shutil.rmtree(out, ignore_errors=True)
@@ -131,6 +137,7 @@ def _(t):
 
 
 def add(parser):
+    parser.add_argument("--reference", help="a folder with the same weights as transformers saves them, for a version that cannot read the GGUF")
     parser.add_argument("--most", type=float, default=0.02, help="how far a figure may be from the reference's [default: %(default)s]")
 
 
