@@ -20,7 +20,7 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-const HEALTH: &[u8] = b"GET /health HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n";
+const HEALTH: &[u8] = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
 
 fn state(config: ServerConfig) -> ServerState {
     state_with_config(replying(REPLY), EngineConfig::default(), config).0
@@ -168,7 +168,7 @@ async fn beyond_the_most_connections_health_answers_and_all_else_is_503() {
     let server = Running::start(&state(config)).await;
     let mut held = server.connect().await;
     // It has its place when it is answered.
-    held.write_all(b"GET /health HTTP/1.1\r\nHost: t\r\n\r\n").await.unwrap();
+    held.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
     read_until(&mut held, "\"status\":\"ok\"").await;
     for _ in 0..3 {
         let answer = talk(&mut server.connect().await, HEALTH).await;
@@ -188,7 +188,8 @@ async fn beyond_the_most_connections_health_answers_and_all_else_is_503() {
 async fn too_many_or_too_large_headers_are_431() {
     let config = ServerConfig { max_header_bytes: 2000, max_headers: 10, ..ServerConfig::default() };
     let server = Running::start(&state(config)).await;
-    let request = |headers: String| format!("GET /health HTTP/1.1\r\nHost: t\r\nConnection: close\r\n{headers}\r\n");
+    let request =
+        |headers: String| format!("GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n");
     let few = request("X-A: b\r\n".repeat(5));
     assert!(talk(&mut server.connect().await, few.as_bytes()).await.starts_with("HTTP/1.1 200"));
     for headers in ["X-A: b\r\n".repeat(20), format!("X-A: {}\r\n", "b".repeat(4000))] {
