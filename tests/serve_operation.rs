@@ -113,7 +113,7 @@ fn spawn(model: &Path, socket: &Path) -> Child {
 
 fn health(socket: &Path) -> String {
     let mut stream = UnixStream::connect(socket).expect("it listens");
-    stream.write_all(b"GET /health HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n").expect("it reads");
+    stream.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("it reads");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("it answers");
     answer

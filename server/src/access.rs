@@ -15,6 +15,7 @@ use subtle::ConstantTimeEq;
 
 use crate::body;
 use crate::errors::ApiError;
+use crate::hosts::HostGuard;
 use crate::rate_limit::Allowance;
 use crate::state::ServerState;
 use crate::web;
@@ -116,6 +117,11 @@ impl ApiKeys {
         self.file.is_some()
     }
 
+    /// Whether there are none. Reading the file again does not change that: a file without keys is refused.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all().is_empty()
+    }
+
     fn all(&self) -> Arc<[ApiKey]> {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -183,7 +189,8 @@ const CROWDED_PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Crowded;
 
-/// Lets a request through that may be answered: its path is open, or there is room, its key is right and has requests left.
+/// Lets a request through that may be answered: its path is open, or it calls the server by one of its names, its key is right,
+/// there is room, and the key has requests left.
 pub(crate) async fn check(State(state): State<ServerState>, request: Request, next: Next) -> Response {
     if is_open(request.uri().path()) {
         return next.run(request).await;
@@ -209,6 +216,9 @@ pub(crate) async fn check(State(state): State<ServerState>, request: Request, ne
 /// What is left of the caller's rate after this request, if there is one; otherwise the answer that refuses it.
 fn may_ask(state: &ServerState, request: &Request) -> Result<Option<Allowance>, Box<Response>> {
     let refused = |error: ApiError| Box::new(error.into_response());
+    if let Some(guard) = request.extensions().get::<HostGuard>() {
+        guard.check(request.uri(), request.headers()).map_err(refused)?;
+    }
     let caller = state.config().api_keys.caller(request.headers()).map_err(refused)?;
     if request.extensions().get::<Crowded>().is_some() {
         return Err(refused(ApiError::busy("the server has as many connections as it takes; ask again in a moment")));

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::access::ApiKeys;
 use crate::cors::CorsOrigins;
+use crate::hosts::AllowedHosts;
 use crate::limits::{MAX_BODY_BYTES, MAX_CONNECTIONS, MAX_HEADER_BYTES, MAX_HEADERS};
 use crate::rate_limit::Rate;
 use crate::report::RequestListener;
@@ -29,6 +30,8 @@ pub struct ServerConfig {
     pub drain_timeout: Option<Duration>,
     /// Who may ask.
     pub api_keys: ApiKeys,
+    /// What requests may call this server, where that matters.
+    pub allowed_hosts: AllowedHosts,
     /// Web pages that may ask, if any.
     pub cors: Option<CorsOrigins>,
     /// Whether a request without the name of a model is a 400, as OpenAI has it, and not for the first model.
@@ -52,6 +55,7 @@ impl Default for ServerConfig {
             drain_delay: Duration::ZERO,
             drain_timeout: None,
             api_keys: ApiKeys::default(),
+            allowed_hosts: AllowedHosts::default(),
             cors: None,
             require_model: false,
             rate_limit: None,

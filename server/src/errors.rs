@@ -153,6 +153,15 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, "invalid_request_error", message.to_owned()).code("invalid_api_key")
     }
 
+    /// 403: the request calls this server by a name that it does not answer to.
+    pub fn host_not_allowed(host: &str) -> Self {
+        let message = format!(
+            "this server does not answer to the host {host:?}, which a web page of another site could have point here; if \
+             the name is this server's own, --allowed-host allows it"
+        );
+        Self::new(StatusCode::FORBIDDEN, "invalid_request_error", message).code("host_not_allowed")
+    }
+
     /// 429: the caller's requests come faster than `rate`; one is taken after `wait`.
     pub fn too_many_requests(rate: Rate, wait: Duration) -> Self {
         let message = format!("requests come faster than {rate}; ask again after the time in Retry-After");

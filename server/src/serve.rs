@@ -10,6 +10,7 @@
 
 use std::future::Future;
 use std::io;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -93,14 +94,15 @@ fn linger(request: Request, state: &ServerState) {
     body::linger(&parts.headers, body, state.timeouts().body_pause);
 }
 
-/// Serves `app(state)` on `socket` until `shutdown` completes and the requests that run then are answered.
+/// Serves `app(state)` on `socket` until `shutdown` completes and the requests that run then are answered. Where the socket is one
+/// of this machine alone, requests must call it by a name of its own ([`crate::AllowedHosts`]).
 pub async fn run(
     socket: impl Into<Socket>,
     state: ServerState,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
     let mut socket = socket.into();
-    let door = Door::new(&state);
+    let door = Door::new(&state, socket.ip()?);
     let mut connections = JoinSet::new();
     let graceful = GracefulShutdown::new();
     door.serve_until(shutdown, &mut socket, true, &graceful, &mut connections).await;
@@ -171,10 +173,16 @@ struct Door {
 }
 
 impl Door {
-    fn new(state: &ServerState) -> Self {
+    /// For a socket that is bound to `address`, if it has one.
+    fn new(state: &ServerState, address: Option<IpAddr>) -> Self {
         let router = app(state.clone());
+        let config = state.config();
+        let router = match config.allowed_hosts.guard(address, !config.api_keys.is_empty()) {
+            Some(guard) => router.layer(Extension(guard)),
+            None => router,
+        };
         let crowded = router.clone().layer(Extension(Crowded));
-        Self { state: state.clone(), router, crowded, places: Places::new(state.config().max_connections) }
+        Self { state: state.clone(), router, crowded, places: Places::new(config.max_connections) }
     }
 
     /// Serves connections that come until `end` completes.

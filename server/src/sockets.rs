@@ -1,5 +1,7 @@
 //! What a server listens on: a TCP port or a Unix socket; and how many connections it has at a time.
 
+use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::serve::Listener;
@@ -36,6 +38,14 @@ pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 impl Socket {
+    /// The address that it is bound to; a path has none.
+    pub(crate) fn ip(&self) -> io::Result<Option<IpAddr>> {
+        match self {
+            Self::Tcp(listener) => Ok(Some(listener.local_addr()?.ip())),
+            Self::Unix(_) => Ok(None),
+        }
+    }
+
     async fn accept(&mut self) -> Box<dyn Stream> {
         match self {
             Self::Tcp(listener) => {

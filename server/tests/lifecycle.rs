@@ -151,7 +151,7 @@ async fn a_body_beyond_the_limit_is_answered_although_the_client_still_sends() {
         [format!("Content-Length: {too_much}\r\n\r\n"), format!("Transfer-Encoding: chunked\r\n\r\n{too_much:x}\r\n")]
     {
         let mut client = server.connect().await;
-        let head = format!("POST {CHAT} HTTP/1.1\r\nHost: t\r\n{head}");
+        let head = format!("POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n{head}");
         client.write_all(head.as_bytes()).await.unwrap();
         client.write_all(&vec![b' '; too_much]).await.unwrap();
         client.write_all(b"\r\n0\r\n\r\n").await.unwrap();
@@ -169,7 +169,7 @@ async fn a_body_that_is_announced_as_too_large_is_not_waited_for() {
         [(CHAT, "", 413), (CHAT, "Expect: 100-continue\r\n", 413), ("/no/such/path", "", 404), ("/health", "", 405)]
     {
         let mut client = server.connect().await;
-        let head = format!("POST {path} HTTP/1.1\r\nHost: t\r\n{expect}Content-Length: {}\r\n\r\n", 100 << 20);
+        let head = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\n{expect}Content-Length: {}\r\n\r\n", 100 << 20);
         client.write_all(head.as_bytes()).await.unwrap();
         let answer = read_until(&mut client, "\"error\"").await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
@@ -231,7 +231,7 @@ async fn stopping_finishes_running_answers_and_refuses_new_ones() {
     assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
     assert!(refused.contains("server_draining") && refused.to_lowercase().contains("retry-after"), "{refused}");
     let mut probe = connect_late(server.address).await;
-    let health = exchange(&mut probe, b"GET /health HTTP/1.1\r\nHost: t\r\n\r\n").await;
+    let health = exchange(&mut probe, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
     assert!(health.starts_with("HTTP/1.1 503"), "{health}");
 
     let rest = read_all(&mut streaming).await;
@@ -265,7 +265,7 @@ async fn a_client_that_never_finishes_its_request_does_not_hold_up_the_stop() {
     let (state, _engine) = state_with(replying("x"), EngineConfig::default(), timeouts);
     let server = Running::start(&state).await;
     let mut half = server.connect().await;
-    half.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 100\r\n\r\n{").await.unwrap();
+    half.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{").await.unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await;
     server.stop.send(()).unwrap();
     tokio::time::timeout(Duration::from_secs(3), server.task).await.expect("soon").unwrap().unwrap();
@@ -279,12 +279,12 @@ async fn slow_headers_and_slow_bodies_run_out_of_time() {
     let server = Running::start(&state).await;
 
     let mut slow = server.connect().await;
-    slow.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nX-Slow").await.unwrap();
+    slow.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Slow").await.unwrap();
     let answer = read_all(&mut slow).await;
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408"), "{answer}");
 
     let mut slow = server.connect().await;
-    slow.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 100\r\n\r\n{").await.unwrap();
+    slow.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{").await.unwrap();
     let answer = read_all(&mut slow).await;
     assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("request_timeout"), "{answer}");
 
@@ -301,7 +301,7 @@ async fn one_connection_serves_several_requests() {
     for _ in 0..3 {
         let body = chat_body(&json!({ "stream": true })).to_string();
         let length = body.len();
-        let request = format!("POST {CHAT} HTTP/1.1\r\nHost: t\r\nContent-Length: {length}\r\n\r\n{body}");
+        let request = format!("POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n{body}");
         client.write_all(request.as_bytes()).await.unwrap();
         // The end of a chunked body.
         let answer = read_until(&mut client, "\r\n0\r\n\r\n").await;

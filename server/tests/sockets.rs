@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use support::*;
 use taper_engine::EngineConfig;
-use taper_server::{ServerConfig, ServerState, Socket, Timeouts, Tls, run};
+use taper_server::{AllowedHosts, ApiKeys, ServerConfig, ServerState, Socket, Timeouts, Tls, run};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::oneshot;
@@ -20,7 +20,7 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-const HEALTH: &[u8] = b"GET /health HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n";
+const HEALTH: &[u8] = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
 
 fn state(config: ServerConfig) -> ServerState {
     state_with_config(replying(REPLY), EngineConfig::default(), config).0
@@ -69,6 +69,72 @@ async fn a_unix_socket_serves_as_a_port_does() {
         let answer = talk(&mut UnixStream::connect(&path).await.unwrap(), &request).await;
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
+}
+
+/// The status of a request that calls the server so.
+async fn status(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), path: &str, host: &str) -> String {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+    let answer = talk(stream, request.as_bytes()).await;
+    answer.split(' ').nth(1).unwrap_or_else(|| panic!("no status: {answer}")).to_owned()
+}
+
+#[tokio::test]
+async fn a_page_that_has_its_name_point_at_this_machine_gets_no_answers() {
+    let (listener, address) = listen().await;
+    let names = AllowedHosts::parse(&["llm.example".to_owned()]).unwrap();
+    let config = ServerConfig { allowed_hosts: names.with_own("mybox"), ..ServerConfig::default() };
+    let _stop = serve(listener, &state(config));
+    for (path, host, expected) in [
+        ("/v1/models", "127.0.0.1:8080", "200"),
+        ("/v1/models", "[::1]:8080", "200"),
+        ("/v1/models", "LOCALHOST.:8080", "200"),
+        ("/v1/models", "app.localhost", "200"),
+        ("/v1/models", "llm.example:443", "200"),
+        ("/v1/models", "mybox", "200"),
+        ("/v1/models", "", "200"),
+        ("/v1/models", "evil.example", "403"),
+        ("/no/such/path", "evil.example", "403"),
+        ("http://evil.example/v1/models", "localhost", "403"),
+        ("/health", "evil.example", "200"),
+        ("/metrics", "evil.example", "200"),
+    ] {
+        assert_eq!(status(&mut connect(address).await, path, host).await, expected, "{path} of {host:?}");
+    }
+    let answer = talk(&mut connect(address).await, b"GET /v1/models HTTP/1.0\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.0 200"), "{answer}");
+
+    let request = String::from_utf8(completion()).unwrap().replace("localhost", "Evil.example:8080");
+    let answer = talk(&mut connect(address).await, request.as_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+    let error = &body(&answer)["error"];
+    assert_eq!((&error["code"], &error["type"]), (&json!("host_not_allowed"), &json!("invalid_request_error")));
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("\"Evil.example\"") && message.contains("--allowed-host"), "{message}");
+}
+
+#[tokio::test]
+async fn where_others_connect_or_keys_are_asked_for_names_do_not_matter_unless_they_are_listed() {
+    let listed = || AllowedHosts::parse(&["llm.example".to_owned()]).unwrap();
+    let keys = || ApiKeys::new(&["sesame".to_owned()], None).unwrap();
+    for (bound_to, config, expected) in [
+        ("127.0.0.1:0", ServerConfig::default(), "403"),
+        ("127.0.0.1:0", ServerConfig { api_keys: keys(), ..ServerConfig::default() }, "401"),
+        ("127.0.0.1:0", ServerConfig { api_keys: keys(), allowed_hosts: listed(), ..ServerConfig::default() }, "403"),
+        ("0.0.0.0:0", ServerConfig::default(), "200"),
+        ("0.0.0.0:0", ServerConfig { allowed_hosts: listed(), ..ServerConfig::default() }, "403"),
+    ] {
+        let listener = TcpListener::bind(bound_to).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let _stop = serve(listener, &state(config));
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        assert_eq!(status(&mut stream, "/v1/models", "other.example").await, expected, "{bound_to}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("taper.sock");
+    let config = ServerConfig { allowed_hosts: listed(), ..ServerConfig::default() };
+    let _stop = serve(UnixListener::bind(&path).unwrap(), &state(config));
+    let mut stream = UnixStream::connect(&path).await.unwrap();
+    assert_eq!(status(&mut stream, "/v1/models", "other.example").await, "200");
 }
 
 fn data(name: &str) -> PathBuf {
@@ -168,7 +234,7 @@ async fn beyond_the_most_connections_health_answers_and_all_else_is_503() {
     let server = Running::start(&state(config)).await;
     let mut held = server.connect().await;
     // It has its place when it is answered.
-    held.write_all(b"GET /health HTTP/1.1\r\nHost: t\r\n\r\n").await.unwrap();
+    held.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
     read_until(&mut held, "\"status\":\"ok\"").await;
     for _ in 0..3 {
         let answer = talk(&mut server.connect().await, HEALTH).await;
@@ -188,7 +254,8 @@ async fn beyond_the_most_connections_health_answers_and_all_else_is_503() {
 async fn too_many_or_too_large_headers_are_431() {
     let config = ServerConfig { max_header_bytes: 2000, max_headers: 10, ..ServerConfig::default() };
     let server = Running::start(&state(config)).await;
-    let request = |headers: String| format!("GET /health HTTP/1.1\r\nHost: t\r\nConnection: close\r\n{headers}\r\n");
+    let request =
+        |headers: String| format!("GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n");
     let few = request("X-A: b\r\n".repeat(5));
     assert!(talk(&mut server.connect().await, few.as_bytes()).await.starts_with("HTTP/1.1 200"));
     for headers in ["X-A: b\r\n".repeat(20), format!("X-A: {}\r\n", "b".repeat(4000))] {

@@ -303,7 +303,7 @@ function take(message, chunk) {
 }
 
 function explained({ message, status, retryAfter }) {
-  if (status === 401 || status === 403) return `${message} The API key is in the settings.`;
+  if (status === 401) return `${message} The API key is in the settings.`;
   return retryAfter ? `${message} (It asks to wait for ${retryAfter} s.)` : message;
 }
 

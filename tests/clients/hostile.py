@@ -171,7 +171,7 @@ def statuses(said):
 def post(body, path="/v1/completions", headers="", length=None):
     """The bytes of a request."""
     length = len(body) if length is None else length
-    return f"POST {path} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n{headers}\r\n".encode() + body
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n{headers}\r\n".encode() + body
 
 
 def answered(said, allowed, what):
@@ -248,7 +248,7 @@ def _(t):
     # A byte a second of a header that never ends, on 200 connections.
     with connections(t.url, 200) as sockets:
         for sock in sockets:
-            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nX-Slow: ")
+            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
         said = wait_for_ends(sockets, HEADER_SECONDS + MARGIN_SECONDS, lambda sock: sock.send(b"a"))
     for one in said:
         answered(one, {0, 408}, "a header that never ends")
@@ -335,7 +335,7 @@ def _(t):
     def one(_):
         with connect(t.url) as sock:
             with contextlib.suppress(ConnectionError, TimeoutError):
-                sock.sendall(b"GET /health HTTP/1.1\r\nHost: t\r\n")
+                sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
                 for index in range(256):
                     sock.sendall(f"X-{index}: {'a' * 4000}\r\n".encode())
             answered(read_all(sock, 5), {0, 400, 431}, "headers without an end")
@@ -346,8 +346,8 @@ def _(t):
 def _(t):
     for body in (b'{"prompt": "\xff\xfe"}', b"\xff" * 1000, b'{"\xc3\x28": 1, "prompt": "a"}', b'{"prompt": "\xed\xa0\x80"}', b'{"prompt": "\\ud800"}'):
         answered(talk(t.url, post(body, headers=CLOSING)), {400}, f"the body {body[:20]!r}")
-    answered(talk(t.url, b"GET /\xff\xfe HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n"), {0, 400, 404}, "a path of no characters")
-    answered(talk(t.url, b"GET /health HTTP/1.1\r\nHost: t\r\nX-A: \xff\xfe\r\nx-request-id: \xff\r\nConnection: close\r\n\r\n"), {200, 400}, "a header of no characters")
+    answered(talk(t.url, b"GET /\xff\xfe HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"), {0, 400, 404}, "a path of no characters")
+    answered(talk(t.url, b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: \xff\xfe\r\nx-request-id: \xff\r\nConnection: close\r\n\r\n"), {200, 400}, "a header of no characters")
 
 
 @attack("deep_json")
@@ -386,7 +386,7 @@ def _(t):
 
 @attack("bad_chunks")
 def _(t):
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
     for body in (b"ZZZ\r\nabc\r\n0\r\n\r\n", b"FFFFFFFFFFFFFFFFF\r\nabc", b"-5\r\nabc\r\n", b"5\r\nabcdefgh\r\n0\r\n\r\n", b"5" * 10_000, b"\r\n" * 100,
                  b"1;" + b"a" * 100_000 + b"\r\na\r\n0\r\n\r\n", b"3\r\n{}}\r\n0\r\n" + b"X: a\r\n" * 10_000 + b"\r\n", os.urandom(2000)):
         answered(talk(t.url, head + body, seconds=10, half_close=True), {0, 400, 408, 413, 431}, f"the chunks {body[:20]!r}")
@@ -398,8 +398,8 @@ def _(t):
 
 @attack("pipelining")
 def _(t):
-    ask = b"GET /health HTTP/1.1\r\nHost: t\r\n\r\n"
-    said = talk(t.url, ask * 99 + b"GET /nowhere HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n")
+    ask = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    said = talk(t.url, ask * 99 + b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     equal(statuses(said), [200] * 99 + [404], "the statuses of 100 requests at once")
     # Completions one behind the other, by someone who leaves without reading.
     with connect(t.url) as sock:
@@ -410,8 +410,8 @@ def _(t):
 def _(t):
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + os.urandom(506)
     for data in (hello, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x00" * 1000, os.urandom(1000), b"GET / HTTP/9.9\r\n\r\n", b"GET\r\n\r\n", b"\r\n" * 1000,
-                 b"GET http://[::1 HTTP/1.1\r\nHost: t\r\n\r\n", b"CONNECT a:1 HTTP/1.1\r\nHost: t\r\n\r\n", b"GET /health HTTP/1.1\r\nHost : t\r\n\r\n",
-                 b"GET /health HTTP/1.1\nHost: t\n\n", "SSH-2.0-OpenSSH_9.9\r\n".encode(), b"*1\r\n$4\r\nPING\r\n"):
+                 b"GET http://[::1 HTTP/1.1\r\nHost: localhost\r\n\r\n", b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /health HTTP/1.1\r\nHost : t\r\n\r\n",
+                 b"GET /health HTTP/1.1\nHost: localhost\n\n", "SSH-2.0-OpenSSH_9.9\r\n".encode(), b"*1\r\n$4\r\nPING\r\n"):
         answered(talk(t.url, data, seconds=5, half_close=True), {0, 200, 400, 404, 405, 505}, f"{data[:20]!r}")
 
 
@@ -442,7 +442,7 @@ def _(t):
     for _ in range(50):
         method = rng.choice(["TRACE", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "BREW", "A" * 500])
         path = rng.choice(["/v1/completions", "/v1/models/../../etc/passwd", "/%00", "/%2e%2e/%2e%2e", "//", "/v1/models/" + "%25" * 500, "/metrics", "*"])
-        said = talk(t.url, f"{method} {path} HTTP/1.1\r\nHost: t\r\n{CLOSING}Content-Length: 0\r\n\r\n".encode(), seconds=10)
+        said = talk(t.url, f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{CLOSING}Content-Length: 0\r\n\r\n".encode(), seconds=10)
         got = statuses(said) or [0]
         expect(all(status < 500 for status in got), f"{method[:10]} {path[:40]} is answered with {got}")
 
@@ -499,7 +499,7 @@ def tls_context():
 def tls_health(url):
     """The status of /health over TLS."""
     with tls_context().wrap_socket(connect(url), server_hostname="localhost") as sock:
-        sock.sendall(b"GET /health HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n")
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         return statuses(read_all(sock, 10))
 
 

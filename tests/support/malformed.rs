@@ -116,7 +116,7 @@ fn post(path: &str, body: &[u8]) -> Vec<u8> {
 
 fn post_of_length(path: &str, body: &[u8], length: usize) -> Vec<u8> {
     let head = format!(
-        "POST {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
     );
     [head.as_bytes(), body].concat()
 }
@@ -242,8 +242,10 @@ fn truncated_body(random: &mut Random) -> Malformed {
     let sent = random.below(good.len());
     let mut bytes = post_of_length(path, &good.as_bytes()[..sent], good.len());
     if random.below(3) == 0 {
-        let head =
-            format!("POST {path} HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n", good.len());
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n",
+            good.len()
+        );
         bytes = [head.as_bytes(), &good.as_bytes()[..sent]].concat();
     }
     Malformed { what: format!("{sent} of {} bytes to {path}", good.len()), bytes, ends_early: true, must_refuse: true }
@@ -251,7 +253,8 @@ fn truncated_body(random: &mut Random) -> Malformed {
 
 fn not_http(random: &mut Random) -> Malformed {
     let with_header = |header: &str| {
-        format!("POST {CHAT} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n{header}\r\n\r\n{GOOD_CHAT}").into_bytes()
+        format!("POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{header}\r\n\r\n{GOOD_CHAT}")
+            .into_bytes()
     };
     let (what, bytes) = match random.below(11) {
         0 => ("random bytes", (0..200).map(|_| random.next() as u8).collect()),

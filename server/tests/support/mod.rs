@@ -255,7 +255,7 @@ impl Running {
 pub(crate) fn raw_post(path: &str, body: &Value) -> Vec<u8> {
     let body = body.to_string();
     let length = body.len();
-    format!("POST {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}")
+    format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}")
         .into_bytes()
 }
 

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 use taper_server::limits::MAX_HELD_BYTES;
-use taper_server::{ApiKeys, CorsOrigins, Rate, ServerConfig, Timeouts, Tls};
+use taper_server::{AllowedHosts, ApiKeys, CorsOrigins, Rate, ServerConfig, Timeouts, Tls};
 
 /// The most that `--max-header-size` may say: more than any client sends, and little enough for every connection at once.
 const MAX_HEADER_SIZE: usize = 256 << 10;
@@ -55,6 +55,12 @@ pub(crate) struct OperationArgs {
     /// several with commas between [default: none].
     #[arg(long, value_name = "ORIGIN", env = "TAPER_CORS_ORIGIN", value_delimiter = ',')]
     pub(crate) cors_origin: Vec<String>,
+
+    /// Answer requests whose Host is this name, such as `llm.example.com`; `*` is every one. May be given several times, or several
+    /// with commas between. Addresses, localhost and the name in --host are always answered; others get 403, so that no web page
+    /// of another site has its name point here and asks [default: every name; on 127.0.0.1 and ::1 without API keys none].
+    #[arg(long, value_name = "NAME", env = "TAPER_ALLOWED_HOST", value_delimiter = ',')]
+    pub(crate) allowed_host: Vec<String>,
 
     /// Serve https with this certificate, a PEM file with the server's own first and those that signed it after it. Read again
     /// on SIGHUP.
@@ -130,11 +136,11 @@ pub(crate) struct OperationArgs {
 }
 
 impl OperationArgs {
-    /// What the server is told.
+    /// What the server is told, which listens at `host`.
     ///
     /// # Errors
     /// When a file cannot be used, or a value makes no sense; the flag or the file is named.
-    pub(crate) fn server_config(&self) -> Result<ServerConfig> {
+    pub(crate) fn server_config(&self, host: &str) -> Result<ServerConfig> {
         let given: Vec<String> = self.api_key.iter().map(|key| key.0.clone()).collect();
         let tls = match (&self.tls_cert, &self.tls_key) {
             (None, None) => None,
@@ -163,6 +169,7 @@ impl OperationArgs {
             drain_delay: self.drain_delay,
             drain_timeout: self.drain_timeout,
             api_keys: ApiKeys::new(&given, self.api_key_file.clone()).context("--api-key, --api-key-file")?,
+            allowed_hosts: AllowedHosts::parse(&self.allowed_host).context("--allowed-host")?.with_own(host),
             cors: CorsOrigins::parse(&self.cors_origin).context("--cors-origin")?,
             require_model: self.require_model,
             rate_limit: self.rate_limit,
@@ -192,7 +199,8 @@ mod tests {
     }
 
     fn config(flags: &str) -> Result<ServerConfig> {
-        parsed(flags)?.operation.server_config()
+        let args = parsed(flags)?;
+        args.operation.server_config(&args.host)
     }
 
     fn refusal(flags: &str) -> String {
@@ -213,6 +221,7 @@ mod tests {
             ("--tls-cert /none.crt --tls-key /none.key", "/none.crt"),
             ("--api-key-file /none.keys", "/none.keys"),
             ("--cors-origin localhost", "\"localhost\""),
+            ("--allowed-host a,http://b", "\"http://b\""),
             ("--rate-limit 10", "--rate-limit"),
             ("--max-body-size 1GiB", "--max-body-size"),
             ("--max-header-size 1MiB", "--max-header-size"),
@@ -220,6 +229,13 @@ mod tests {
         ] {
             assert!(refusal(flags).contains(part), "{flags}: {}", refusal(flags));
         }
+    }
+
+    #[test]
+    fn the_host_that_it_listens_at_is_one_of_the_names() {
+        let listed = AllowedHosts::parse(&["a".to_owned(), "b".to_owned()]).unwrap();
+        assert_eq!(config("--allowed-host a,b").unwrap().allowed_hosts, listed);
+        assert_eq!(config("--allowed-host a,b --host c").unwrap().allowed_hosts, listed.with_own("c"));
     }
 
     #[test]

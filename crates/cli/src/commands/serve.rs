@@ -41,7 +41,7 @@ async fn serve(args: Box<ServeArgs>) -> Result<()> {
     let mut signals = Signals::new()?;
     signals::survive_file_size_limit()?;
     // What can be wrong with keys and certificates should not wait for a model either.
-    let mut config = args.operation.server_config()?;
+    let mut config = args.operation.server_config(&args.host)?;
     // Dropped when all is over, it sends what is left.
     let traces = Traces::start(&args.operation, &mut config)?;
     let is_encrypted = config.tls.is_some();

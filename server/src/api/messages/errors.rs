@@ -77,6 +77,7 @@ mod tests {
     fn every_status_has_a_type_of_anthropics() {
         check(&ApiError::invalid("x", "y"), "invalid_request_error");
         check(&ApiError::no_api_key(), "authentication_error");
+        check(&ApiError::host_not_allowed("x"), "permission_error");
         check(&ApiError::no_such_path("/x"), "not_found_error");
         check(&ApiError::method_not_allowed("GET", "/x"), "invalid_request_error");
         check(&ApiError::body_timeout(), "timeout_error");
