@@ -1,8 +1,8 @@
 //! The wait for what was sent. A step keeps all cores busy for milliseconds; if it begins while tokens of the step before are
 //! still on their way, the threads that carry them to the clients wait until the operating system takes a core away from it,
 //! and the clients get two tokens at a time. So the engine thread gives them a moment: until the streams have passed on
-//! what they were sent, and never longer than a small share of a step. Then whoever reads on this machine has a turn: the
-//! engine thread offers its core for a moment, and takes it back where nobody wants it.
+//! what they were sent, and never longer than a small share of a step. It does not offer its core to others beyond that: on a
+//! machine with other work, however humble, each offer costs a slice of milliseconds.
 //!
 //! A stream that does not pass on, because its client reads slowly, is waited for once and then not before it has caught up.
 
@@ -15,11 +15,6 @@ use std::time::{Duration, Instant};
 const MAX_SHARE: u32 = 20;
 /// and this long: to wake a thread and to write to a socket takes tens of microseconds.
 const MAX_WAIT: Duration = Duration::from_micros(200);
-
-/// The turn of who reads here is half of that part at most,
-const MAX_TURN_SHARE: u32 = 2 * MAX_SHARE;
-/// and this long, unless somebody takes the core: then as long as the operating system lets them.
-const MAX_TURN: Duration = Duration::from_micros(60);
 
 /// A shorter wait is none: the operating system wakes a thread up so much too late.
 const LEAST_WAIT: Duration = Duration::from_micros(50);
@@ -40,8 +35,7 @@ impl Delivery {
         self.word.store(u64::from(round) << 32, Ordering::SeqCst);
     }
 
-    /// Waits until everything sent in this round is passed on and was read, as far as that can be known, or as long as it is
-    /// worth after a step of this duration.
+    /// Waits until everything sent in this round is passed on, or as long as it is worth after a step of this duration.
     pub(crate) fn wait(&self, step: Duration) {
         // Under shuttle no time goes by.
         if cfg!(feature = "shuttle") {
@@ -58,10 +52,6 @@ impl Delivery {
                 break;
             }
             std::thread::park_timeout(left);
-        }
-        let deadline = Instant::now() + MAX_TURN.min(step / MAX_TURN_SHARE);
-        while Instant::now() < deadline {
-            std::thread::yield_now();
         }
     }
 
