@@ -160,6 +160,30 @@ fn models_come_from_variables_and_files_too() {
 }
 
 #[test]
+fn a_model_of_several_names_is_one() {
+    let (_folder, first, second) = models();
+    let names = format!("gpt=small={}", first.display());
+    let server = serve(Path::new(&names), &[("b", &second)], &[]);
+    assert_eq!(states(&server), of(&[("gpt", "loaded"), ("b", "unloaded")]));
+    let (_, list) = server.get("/v1/models");
+    assert_eq!((&list["data"][0]["aliases"], &list["data"][1]["aliases"]), (&json!(["small"]), &json!([])));
+    let expected = answer(&server, "gpt");
+    for name in ["small", "default"] {
+        let (status, body) = server.post("/v1/completions", &completion(name));
+        assert_eq!((status, &body["model"], &body["choices"]), (200, &json!("gpt"), &expected), "{name:?}");
+    }
+    assert_eq!(states(&server), of(&[("gpt", "loaded"), ("b", "unloaded")]), "no other one was loaded");
+}
+
+#[test]
+fn one_file_as_two_models_is_an_error_at_once() {
+    let (_folder, first, _) = models();
+    let mut server = Server::start_loading(&first, &["--model", &named("other", &first)]);
+    server.log_until("first and other are one file");
+    assert!(!server.wait(Duration::from_secs(20)).success());
+}
+
+#[test]
 fn a_wrong_name_is_an_error_at_once() {
     let (_folder, first, _) = models();
     let mut server = Server::start_loading(&first, &["--model", "smolm2:135m"]);

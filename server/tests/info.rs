@@ -72,6 +72,7 @@ async fn models_tell_what_is_known_of_them() {
     let card = ask(&state, &format!("/v1/models/{MODEL}")).await;
     assert_eq!(card["max_model_len"], 512);
     assert_eq!((&card["root"], &card["owned_by"]), (&json!(MODEL), &json!("taper")));
+    assert_eq!(card["aliases"], json!(["tiny"]));
     let meta = &card["meta"];
     assert_eq!(
         (&meta["n_ctx_train"], &meta["n_params"], &meta["size"]),

@@ -28,7 +28,7 @@ pub(crate) async fn get(
 }
 
 fn card(told: &Told<'_>) -> Value {
-    let Told { id, facts, .. } = told;
+    let Told { id, aliases, facts, .. } = told;
     let served = match &told.state {
         ToldState::Loaded(served) => Some(&served.model),
         _ => None,
@@ -58,6 +58,7 @@ fn card(told: &Told<'_>) -> Value {
         "created": served.map_or(told.created_unix, |model| model.created_unix),
         "owned_by": "taper",
         "root": id,
+        "aliases": aliases,
         "meta": meta,
         "status": status,
     });

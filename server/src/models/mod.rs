@@ -75,6 +75,7 @@ enum Phase {
 /// What `/v1/models` tells of a model.
 pub(crate) struct Told<'a> {
     pub(crate) id: &'a str,
+    pub(crate) aliases: &'a [String],
     pub(crate) created_unix: u64,
     pub(crate) facts: &'a ServerFacts,
     pub(crate) state: ToldState<'a>,
@@ -338,6 +339,6 @@ impl Slot {
             Phase::Failed(reason, _) => ToldState::Failed(reason),
             Phase::Unloaded | Phase::Unloading(_) => ToldState::Unloaded,
         };
-        Told { id: self.id(), created_unix: self.created_unix, facts: &self.facts, state }
+        Told { id: self.id(), aliases: &self.aliases, created_unix: self.created_unix, facts: &self.facts, state }
     }
 }

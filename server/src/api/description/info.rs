@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::Operation;
-use super::schema::{all, array, boolean, integer, map, nullable, number, object, one_of, string};
+use super::schema::{all, array, boolean, integer, map, nullable, number, object, one_of, string, strings};
 
 const TAG: &str = "server";
 
@@ -40,11 +40,12 @@ fn card() -> Value {
         ("created", integer("Seconds since 1970.")),
         ("owned_by", string("taper")),
         ("root", string("The same as the id.")),
+        ("aliases", strings("Other names of it that requests may use.")),
         ("meta", meta),
         ("status", status),
         ("max_model_len", integer("Tokens of prompt and answer together, where it is loaded.")),
     ];
-    object(card, &["id", "object", "created", "owned_by", "root", "meta", "status"])
+    object(card, &["id", "object", "created", "owned_by", "root", "aliases", "meta", "status"])
 }
 
 /// The query of what tells of one model.
