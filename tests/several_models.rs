@@ -168,7 +168,7 @@ fn a_model_of_several_names_is_one() {
     let (_, list) = server.get("/v1/models");
     assert_eq!((&list["data"][0]["aliases"], &list["data"][1]["aliases"]), (&json!(["small"]), &json!([])));
     let expected = answer(&server, "gpt");
-    for name in ["small", "default"] {
+    for name in ["small", "default", ""] {
         let (status, body) = server.post("/v1/completions", &completion(name));
         assert_eq!((status, &body["model"], &body["choices"]), (200, &json!("gpt"), &expected), "{name:?}");
     }

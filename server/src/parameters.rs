@@ -177,19 +177,25 @@ impl Parameters {
     }
 }
 
-/// Takes the model's name, which has to be one of the served model's, and to be there if the server insists. Among several the request was sent to it by this name.
+/// Takes the model's name, which has to be one of the served model's, and to be there if the server insists; an empty one is none.
+/// Among several the request was sent to it by this name.
 pub(crate) fn check_model(fields: &mut Fields, state: &ServerState, served: &Served) -> Result<(), ApiError> {
-    match fields.string("model")? {
+    match fields.string("model")?.filter(|name| !name.is_empty()) {
         Some(name) if !state.answers_to(&served.model.id, &name) => {
             Err(ApiError::model_not_found(&show(&Value::String(name)), &[&served.model.id]))
         }
-        None if state.config().require_model => {
-            let message =
-                format!("model is missing; the first one here is {}", show(&Value::from(served.model.id.as_str())));
-            Err(ApiError::missing("model", message))
-        }
-        _ => Ok(()),
+        None => check_unnamed(state, served),
+        Some(_) => Ok(()),
     }
+}
+
+/// Refuses a request that does not name its model, if the server insists on that.
+pub(crate) fn check_unnamed(state: &ServerState, served: &Served) -> Result<(), ApiError> {
+    if !state.config().require_model {
+        return Ok(());
+    }
+    let message = format!("model is missing; the first one here is {}", show(&Value::from(served.model.id.as_str())));
+    Err(ApiError::missing("model", message))
 }
 
 /// Lower is served earlier; 0 unless given.

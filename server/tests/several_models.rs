@@ -179,7 +179,7 @@ async fn requests_reach_the_model_that_they_name() {
     {
         assert_eq!(text_of(&state, model).await, format!("I am {}.", NAMES[index]), "{model}");
     }
-    for fields in [json!({}), json!({ "model": null })] {
+    for fields in [json!({}), json!({ "model": null }), json!({ "model": "" })] {
         let answer = chat(&state, fields).await.json();
         assert_eq!(
             (&answer["model"], &answer["system_fingerprint"]),

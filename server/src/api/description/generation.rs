@@ -49,7 +49,7 @@ pub(super) fn components() -> Vec<Named> {
 
 /// A name of the model.
 pub(super) fn model() -> Named {
-    ("model", string("The model's id, an alias of it, or \"default\"; another is a 404."))
+    ("model", string("The model's id, an alias of it, or \"default\"; another is a 404, an empty one as good as none."))
 }
 
 fn most_logprobs() -> i64 {

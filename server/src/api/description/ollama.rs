@@ -129,7 +129,12 @@ pub(super) fn components() -> Vec<Named> {
 }
 
 fn model() -> Named {
-    ("model", string("The model's id or an alias of it, with the tag latest or without; another is a 404."))
+    (
+        "model",
+        string(
+            "The model's id or an alias of it, with the tag latest or without; another is a 404, an empty one as good as none.",
+        ),
+    )
 }
 
 fn moment() -> Value {

@@ -93,6 +93,8 @@ pub(super) fn take(
     for (name, value) in defaults {
         options.assume(name, value);
     }
+    // It was named beside the options, if at all.
+    options.assume("model", json!(served.model.id));
     let mut parameters = Parameters::take(&mut options, state, served)?;
     check_single(&parameters)?;
     let sampling = &mut parameters.sampling;
