@@ -2,7 +2,8 @@
 //!
 //! `max_completion_tokens` is OpenAI's newer name of `max_tokens`; when both are given and differ, the newer name counts.
 //! llama.cpp's `repeat_penalty` is read as vLLM's `repetition_penalty`, over the whole text and not its last 64 tokens.
-//! The order in which samplers apply is the engine's, whatever the order of the fields.
+//! The order in which samplers apply is the engine's, whatever the order of the fields. What a request leaves open is filled by
+//! `sampling_defaults`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 use crate::grammar_fields::{self, Form, FormPart};
 use crate::limits::{MAX_CHOICES, MAX_PROMPT_DETAIL_BYTES, MAX_SALT_BYTES, MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS};
+use crate::sampling_defaults::SamplingDefaults;
 use crate::state::{Served, ServerState};
 use crate::token_fields::{bad_words, logit_bias, token_ids};
 use crate::token_json::Details;
@@ -26,6 +28,9 @@ const MAX_SEARCH: Duration = Duration::from_secs(5);
 /// What a request asks for, whatever its prompt looks like.
 pub(crate) struct Parameters {
     pub(crate) sampling: SamplingParams,
+    /// The limit of tokens that [`Parameters::settle`] sets where `sampling` has none; an endpoint that was told that there shall be
+    /// none takes it away.
+    pub(crate) default_max_tokens: Option<usize>,
     pub(crate) stream: bool,
     /// Whether a stream ends with a chunk of usage.
     pub(crate) include_usage: bool,
@@ -46,10 +51,16 @@ pub(crate) struct Parameters {
 }
 
 impl Parameters {
-    /// Takes the shared fields; the model's name is checked too. The endpoint adds its own and calls
-    /// [`Parameters::check`].
-    pub(crate) fn take(fields: &mut Fields, state: &ServerState, served: &Served) -> Result<Self, ApiError> {
+    /// Takes the shared fields; the model's name is checked too. What the request leaves open is the server's to say, then the
+    /// model's, then that of the `protocol`. The endpoint adds its own fields and calls [`Parameters::settle`].
+    pub(crate) fn take(
+        fields: &mut Fields,
+        state: &ServerState,
+        served: &Served,
+        protocol: SamplingDefaults,
+    ) -> Result<Self, ApiError> {
         check_model(fields, state, served)?;
+        let open = state.sampling_defaults(&served.model.id).or(protocol).sampling();
         let newer = fields.integer("max_completion_tokens", 1..=i64::MAX)?;
         let older = fields.integer("max_tokens", 1..=i64::MAX)?;
         let count = |n: i64| usize::try_from(n).unwrap_or(usize::MAX);
@@ -59,19 +70,22 @@ impl Parameters {
         let n = fields.integer("n", 1..=MAX_CHOICES as i64)?.map_or(1, count);
         let sampling = SamplingParams {
             logit_bias: logit_bias(fields)?,
-            repetition_penalty: vllms.or(llama_cpps).unwrap_or(1.0),
-            frequency_penalty: number(fields, "frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0),
-            presence_penalty: number(fields, "presence_penalty", -2.0, 2.0)?.unwrap_or(0.0),
+            repetition_penalty: vllms.or(llama_cpps).unwrap_or(open.repetition_penalty),
+            frequency_penalty: number(fields, "frequency_penalty", -2.0, 2.0)?.unwrap_or(open.frequency_penalty),
+            presence_penalty: number(fields, "presence_penalty", -2.0, 2.0)?.unwrap_or(open.presence_penalty),
             // An empty list restricts nothing, as a client that always sends the field means it.
             allowed_token_ids: token_ids(fields, "allowed_token_ids")?.filter(|tokens| !tokens.is_empty()),
             bad_words: bad_words(fields, &served.model.tokenizer)?,
             min_tokens: fields.integer("min_tokens", 0..=i64::MAX)?.map_or(0, count),
-            temperature: number(fields, "temperature", 0.0, 2.0)?.unwrap_or(1.0),
-            min_p: number(fields, "min_p", 0.0, 1.0)?.unwrap_or(0.0),
-            // -1 is how vLLM writes "all", which is 0 here.
-            top_k: fields.integer("top_k", -1..=i64::from(i32::MAX))?.map_or(0, |k| u32::try_from(k).unwrap_or(0)),
-            typical_p: number(fields, "typical_p", 0.0, 1.0)?.unwrap_or(1.0),
-            top_p: number(fields, "top_p", 0.0, 1.0)?.unwrap_or(1.0),
+            temperature: number(fields, "temperature", 0.0, 2.0)?.unwrap_or(open.temperature),
+            min_p: number(fields, "min_p", 0.0, 1.0)?.unwrap_or(open.min_p),
+            top_k: match fields.integer("top_k", -1..=i64::from(i32::MAX))? {
+                None => open.top_k,
+                // -1 is how vLLM writes "all", which is 0 here.
+                Some(k) => u32::try_from(k).unwrap_or(0),
+            },
+            typical_p: number(fields, "typical_p", 0.0, 1.0)?.unwrap_or(open.typical_p),
+            top_p: number(fields, "top_p", 0.0, 1.0)?.unwrap_or(open.top_p),
             seed: seed(fields)?,
             max_tokens: newer.or(older).map(count),
             stop: stop_strings(fields, "stop")?,
@@ -101,6 +115,7 @@ impl Parameters {
         }
         Ok(Self {
             sampling,
+            default_max_tokens: open.max_tokens,
             stream,
             include_usage: include_usage.unwrap_or(false),
             details,
@@ -169,8 +184,9 @@ impl Parameters {
         Err(ApiError::invalid(*param, message))
     }
 
-    /// Refuses what has no meaning together.
-    pub(crate) fn check(&self, served: &Served) -> Result<(), ApiError> {
+    /// Sets the limit of tokens that nobody gave, and refuses what has no meaning together.
+    pub(crate) fn settle(&mut self, served: &Served) -> Result<(), ApiError> {
+        self.sampling.max_tokens = self.sampling.max_tokens.or(self.default_max_tokens);
         let vocab_size = served.vocab_size();
         let checked = self.sampling.validate().and_then(|()| self.sampling.check_tokens(vocab_size));
         checked.map_err(|error| ApiError::invalid(error.param, format!("{} {}", error.param, error.message)))

@@ -14,6 +14,7 @@ use crate::errors::ApiError;
 use crate::facts::{ServerFacts, Throughput};
 use crate::models::{DeclaredModel, Lease, ModelLimits, ModelLoader, Models};
 use crate::rate_limit::RateLimiter;
+use crate::sampling_defaults::SamplingDefaults;
 use crate::timeouts::Timeouts;
 use crate::work::Work;
 
@@ -265,6 +266,11 @@ impl ServerState {
     /// Whether `name` is one of the names of the model `id`.
     pub(crate) fn answers_to(&self, id: &str, name: &str) -> bool {
         self.0.models.answers_to(id, name)
+    }
+
+    /// What a request of the model `id` gets that does not say it, as far as the settings or the model's file say so.
+    pub(crate) fn sampling_defaults(&self, id: &str) -> SamplingDefaults {
+        self.config().sampling.or(self.0.models.facts(id).sampling)
     }
 
     /// Counts a generation request until the guard is dropped.

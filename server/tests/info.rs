@@ -8,7 +8,7 @@ use axum::http::Request;
 use serde_json::{Value, json};
 use support::*;
 use taper_engine::EngineConfig;
-use taper_server::{ServerFacts, ServerState, Timeouts};
+use taper_server::{SamplingDefaults, ServerFacts, ServerState, Timeouts};
 
 fn facts() -> ServerFacts {
     let options = json!({ "max_batch": 16, "ctx": null });
@@ -19,6 +19,7 @@ fn facts() -> ServerFacts {
         num_params: Some(1_000_000),
         model_bytes: Some(4_000_000),
         trained_context_len: Some(2048),
+        sampling: SamplingDefaults::NONE,
         device: Some("cpu".to_owned()),
         options: options.as_object().unwrap().clone(),
     }

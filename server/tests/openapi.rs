@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 use support::*;
 use taper_engine::EngineConfig;
-use taper_server::{ServerFacts, ServerState, Timeouts};
+use taper_server::{SamplingDefaults, ServerFacts, ServerState, Timeouts};
 
 async fn document(state: &ServerState) -> Value {
     let answer = get(state, "/openapi.json").await;
@@ -175,6 +175,7 @@ async fn every_answer_has_the_form_that_is_described() {
             num_params: Some(1),
             architecture: Some("llama".to_owned()),
             device: Some("cpu".to_owned()),
+            sampling: SamplingDefaults { temperature: Some(0.5), top_k: Some(9), ..SamplingDefaults::NONE },
             ..Default::default()
         },
     ] {

@@ -13,7 +13,8 @@ use support::*;
 use taper_engine::stub::{Gate, StubRunner};
 use taper_engine::{Engine, EngineConfig, EngineHandle, Runner};
 use taper_server::{
-    DeclaredModel, LoadedModel, ModelLimits, ModelLoader, ServedModel, ServerFacts, ServerState, Tell, Timeouts,
+    DeclaredModel, LoadedModel, ModelLimits, ModelLoader, SamplingDefaults, ServedModel, ServerFacts, ServerState,
+    Tell, Timeouts,
 };
 use tokio::task::JoinHandle;
 
@@ -57,7 +58,8 @@ impl ModelLoader for StubLoader {
 }
 
 fn facts(index: usize) -> ServerFacts {
-    ServerFacts { model_bytes: Some(100), num_params: Some(index as u64), ..ServerFacts::default() }
+    let sampling = SamplingDefaults { top_k: Some(index as u32 + 5), ..SamplingDefaults::NONE };
+    ServerFacts { model_bytes: Some(100), num_params: Some(index as u64), sampling, ..ServerFacts::default() }
 }
 
 /// A server of the three models, the first of which is loaded.
@@ -189,6 +191,26 @@ async fn requests_reach_the_model_that_they_name() {
     let answer = chat(&state, json!({ "model": "alias-1" })).await.json();
     assert_eq!((&answer["model"], &answer["system_fingerprint"]), (&json!("two"), &json!(format!("{FINGERPRINT}-1"))));
     assert_eq!(loader.begun(), [0, 1, 2], "each once");
+}
+
+#[tokio::test]
+async fn each_model_has_the_sampling_defaults_that_its_file_suggests() {
+    let (state, loader) = plain(ModelLimits::default());
+    let list = get(&state, "/v1/models").await.json();
+    let told: Vec<Value> =
+        list["data"].as_array().unwrap().iter().map(|card| card["sampling_defaults"]["top_k"].clone()).collect();
+    let expected = |index: usize| json!({ "value": index + 5, "from": "model" });
+    assert_eq!(told, [expected(0), expected(1), expected(2)], "also before they are loaded");
+    assert_eq!(loader.begun(), [0]);
+    for (index, model) in NAMES.iter().enumerate() {
+        let body = json!({ "model": model, "prompt": "Hi" });
+        let answer = post(&state, "/completion", &body).await.json();
+        assert_eq!(answer["generation_settings"]["top_k"], json!(index + 5), "{model}");
+        let info = get(&state, &format!("/server_info?model={model}")).await.json();
+        assert_eq!(info["sampling_defaults"]["top_k"], expected(index), "{model}");
+        let props = get(&state, &format!("/props?model={model}")).await.json();
+        assert_eq!(props["default_generation_settings"]["params"]["top_k"], json!(index + 5), "{model}");
+    }
 }
 
 #[tokio::test]

@@ -19,6 +19,7 @@ use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 use crate::generation::Generation;
 use crate::parameters::Parameters;
+use crate::sampling_defaults::SamplingDefaults;
 use crate::state::{Served, ServerState};
 use crate::token_json::TokenWriter;
 use crate::{account_fields, api, body, unsupported};
@@ -80,10 +81,10 @@ fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared
 
 fn read(body: &[u8], state: &ServerState, served: &Served) -> Result<Asked, ApiError> {
     let mut fields = Fields::new(body::parse_object(body)?);
-    let mut parameters = Parameters::take(&mut fields, state, served)?;
+    let mut parameters = Parameters::take(&mut fields, state, served, SamplingDefaults::NONE)?;
     parameters.details.logprobs = read_logprobs(&mut fields)?;
     parameters.sampling.logprobs = parameters.details.logprobs;
-    parameters.check(served)?;
+    parameters.settle(served)?;
     account_fields::take(&mut fields)?;
     let conversation = conversation(&mut fields, served)?;
     let ignored = unsupported::check_rest(fields, state)?;

@@ -9,12 +9,12 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
-use taper_engine::SamplingParams;
 
 use crate::api;
 use crate::errors::ApiError;
 use crate::generation::Generation;
 use crate::reply::{self, Reply};
+use crate::sampling_defaults::SamplingDefaults;
 use crate::state::ServerState;
 
 mod request;
@@ -49,14 +49,7 @@ pub(crate) async fn completion(
     Ok(Reply { text, ignored: request.ignored }.into_response())
 }
 
-/// What `generation_settings` are where a request says nothing; `/props` tells.
-pub(crate) fn default_settings() -> Value {
-    let sampling = SamplingParams {
-        temperature: request::TEMPERATURE as f32,
-        top_k: request::TOP_K,
-        top_p: request::TOP_P as f32,
-        min_p: request::MIN_P as f32,
-        ..SamplingParams::default()
-    };
-    shape::settings(&sampling, false)
+/// What `generation_settings` are where a request says nothing, and server and model say `said`; `/props` tells.
+pub(crate) fn default_settings(said: SamplingDefaults) -> Value {
+    shape::settings(&said.or(request::DEFAULTS).sampling(), false)
 }

@@ -16,6 +16,7 @@ use crate::api::native;
 use crate::errors::ApiError;
 use crate::limits;
 use crate::models::Asked;
+use crate::sampling_defaults::told;
 use crate::state::ServerState;
 
 pub(crate) async fn live() -> Json<Value> {
@@ -81,6 +82,7 @@ pub(crate) async fn server_info(State(state): State<ServerState>, Asked(served):
             "is_healthy": model.engine.is_healthy(),
             "is_draining": state.is_draining(),
         },
+        "sampling_defaults": told(&state.config().sampling, &facts.sampling),
         "options": facts.options,
     }))
 }
@@ -95,7 +97,7 @@ pub(crate) async fn props(State(state): State<ServerState>, Asked(served): Asked
             "n_ctx": model.context_len,
             "speculative": model.engine.config().speculation != Speculation::Off,
             "is_processing": false,
-            "params": native::default_settings(),
+            "params": native::default_settings(state.sampling_defaults(&model.id)),
         },
         "total_slots": model.engine.config().max_batch,
         "model_alias": model.id,

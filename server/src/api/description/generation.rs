@@ -295,7 +295,10 @@ fn completion_request() -> Value {
         ),
     ];
     fields.extend(shared_fields().into_iter().filter(|(name, _)| *name != "max_tokens"));
-    fields.push(("max_tokens", integer_from(0, "Tokens of the answer, 16 where nothing is said; 0 with echo alone.")));
+    fields.push((
+        "max_tokens",
+        integer_from(0, "Tokens of the answer, 16 where neither request nor server says; 0 with echo alone."),
+    ));
     object(fields, &["prompt"])
 }
 

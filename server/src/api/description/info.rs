@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use super::Operation;
-use super::schema::{all, array, boolean, integer, map, nullable, number, object, one_of, string, strings};
+use super::schema::{all, array, boolean, integer, map, nullable, number, object, one_of, optional, string, strings};
+use crate::sampling_defaults::SamplingDefaults;
 
 const TAG: &str = "server";
 
@@ -43,9 +44,19 @@ fn card() -> Value {
         ("aliases", strings("Other names of it that requests may use.")),
         ("meta", meta),
         ("status", status),
+        ("sampling_defaults", sampling_defaults()),
         ("max_model_len", integer("Tokens of prompt and answer together, where it is loaded.")),
     ];
-    object(card, &["id", "object", "created", "owned_by", "root", "aliases", "meta", "status"])
+    object(card, &["id", "object", "created", "owned_by", "root", "aliases", "meta", "status", "sampling_defaults"])
+}
+
+/// What requests get that do not say it, by the names of their fields.
+fn sampling_defaults() -> Value {
+    let from = || one_of(&["setting", "model"], "Who says so: a setting of the server, or the model's file.");
+    let default = || all(vec![("value", number("As a request would give it.")), ("from", from())]);
+    let mut schema = optional(SamplingDefaults::NONE.fields().into_iter().map(|(name, _)| (name, default())).collect());
+    schema["description"] = "What requests get that do not say it; of the others each protocol has its own.".into();
+    schema
 }
 
 /// The query of what tells of one model.
@@ -143,6 +154,7 @@ pub(crate) fn server_info() -> Operation {
         ("engine", engine),
         ("limits", limits),
         ("status", status),
+        ("sampling_defaults", sampling_defaults()),
         ("options", map("What the server was started with; no secrets.")),
     ]);
     Operation::get(TAG, "A model, the limits, and what the server was started with", answer).with_query(vec![asked()])

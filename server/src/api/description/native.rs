@@ -86,13 +86,19 @@ fn request() -> Value {
         ("prompt", any_of([one(), vec![several]].concat(), "A text, token ids, a mix of both, or an array of these.")),
         (
             "n_predict",
-            integer_from(-2, "Tokens of the answer: -1 (where nothing is said) is the rest of the context, 0 is none."),
+            integer_from(
+                -2,
+                "Tokens of the answer: -1 (where neither request nor server says) is the rest of the context, 0 is none.",
+            ),
         ),
         ("n_cmpl", integer_in(1, MAX_CHOICES as i64, "Answers per prompt.")),
-        ("temperature", number_in(-1.0, 2.0, "0.8 where nothing is said; 0 and less are greedy.")),
-        ("top_k", integer_from(-1, "40 where nothing is said; 0 and -1 keep all.")),
-        ("top_p", number_in(0.0, 1.0, "0.95 where nothing is said.")),
-        ("min_p", number_in(0.0, 1.0, "0.05 where nothing is said.")),
+        (
+            "temperature",
+            number_in(-1.0, 2.0, "0.8 where neither request nor server nor model says; 0 and less are greedy."),
+        ),
+        ("top_k", integer_from(-1, "40 where neither request nor server nor model says; 0 and -1 keep all.")),
+        ("top_p", number_in(0.0, 1.0, "0.95 where neither request nor server nor model says.")),
+        ("min_p", number_in(0.0, 1.0, "0.05 where neither request nor server nor model says.")),
         ("seed", integer("-1 is any.")),
         ("repeat_last_n", integer_from(-1, "Penalties look at the whole text here: -1, or 0 to turn them off.")),
         (

@@ -231,9 +231,9 @@ fn options() -> Value {
     let mut fields = vec![
         ("num_predict", integer_from(-2, "Tokens of the answer; -1 and -2 are the rest of the context, 0 is none.")),
         ("num_ctx", integer_from(0, "A larger one than the server's is told among the ignored fields.")),
-        ("temperature", number_in(0.0, 2.0, "0.8 where nothing is said; 0 is greedy.")),
-        ("top_k", integer_from(-1, "40 where nothing is said; 0 and -1 keep all.")),
-        ("top_p", number_in(0.0, 1.0, "0.9 where nothing is said.")),
+        ("temperature", number_in(0.0, 2.0, "0.8 where neither request nor server nor model says; 0 is greedy.")),
+        ("top_k", integer_from(-1, "40 where neither request nor server nor model says; 0 and -1 keep all.")),
+        ("top_p", number_in(0.0, 1.0, "0.9 where neither request nor server nor model says.")),
         ("seed", integer("-1 is any.")),
         ("repeat_last_n", integer_from(-1, "Penalties look at the whole text here: -1, or 0 to turn them off.")),
     ];

@@ -10,6 +10,7 @@ use crate::fields::{Fields, show};
 use crate::grammar_fields::{Form, schema};
 use crate::limits::{MAX_STOPS, MAX_TOOLS};
 use crate::parameters::{Parameters, stop_strings};
+use crate::sampling_defaults::SamplingDefaults;
 use crate::state::{Served, ServerState};
 use crate::{body, unsupported};
 
@@ -49,10 +50,10 @@ pub(super) struct Asked {
 /// Reads a request.
 pub(super) fn read(body: &[u8], state: &ServerState, served: &Served) -> Result<Asked, ApiError> {
     let mut fields = Fields::new(body::parse_object(body)?);
-    let mut parameters = Parameters::take(&mut fields, state, served)?;
+    let mut parameters = Parameters::take(&mut fields, state, served, SamplingDefaults::NONE)?;
     check_single(&parameters)?;
     take_stops(&mut fields, &mut parameters)?;
-    parameters.check(served)?;
+    parameters.settle(served)?;
     let mut ignored = Vec::new();
     let mut variables = template_variables(&mut fields)?;
     let thoughts = take_thinking(&mut fields, served, &mut variables, &mut ignored)?;

@@ -14,14 +14,18 @@ use crate::limits::{MAX_BAD_WORDS, MAX_CHOICES, MAX_PROMPTS, MAX_TOLD_BYTES};
 use crate::mixed_prompt::{self, Mixing};
 use crate::parameters::Parameters;
 use crate::reply::json_len;
+use crate::sampling_defaults::SamplingDefaults;
 use crate::state::{Served, ServerState};
 use crate::{body, unsupported};
 
 /// llama-server's defaults.
-pub(super) const TEMPERATURE: f64 = 0.8;
-pub(super) const TOP_K: u32 = 40;
-pub(super) const TOP_P: f64 = 0.95;
-pub(super) const MIN_P: f64 = 0.05;
+pub(super) const DEFAULTS: SamplingDefaults = SamplingDefaults {
+    temperature: Some(0.8),
+    top_k: Some(40),
+    top_p: Some(0.95),
+    min_p: Some(0.05),
+    ..SamplingDefaults::NONE
+};
 /// How llama-server writes "any seed", besides -1.
 pub(super) const ANY_SEED: u64 = u32::MAX as u64;
 
@@ -104,9 +108,9 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
     refuse(&mut fields)?;
     let own = Own::take(&mut fields, served)?;
     own.assume(&mut fields);
-    let mut parameters = Parameters::take(&mut fields, state, served)?;
+    let mut parameters = Parameters::take(&mut fields, state, served, DEFAULTS)?;
     own.apply(&mut parameters)?;
-    parameters.check(served)?;
+    parameters.settle(served)?;
 
     let prompts = mixed_prompt::split(prompt, "prompt")?;
     if prompts.len() > MAX_PROMPTS {
@@ -158,7 +162,7 @@ struct Own {
     n_cmpl: Option<i64>,
     num_probs: Option<u32>,
     return_tokens: bool,
-    temperature: f64,
+    temperature: Option<f64>,
     seed: Option<Value>,
     repeat_last_n: Option<i64>,
     samplers: Option<Vec<&'static str>>,
@@ -186,7 +190,7 @@ impl Own {
             num_probs: num_probs.filter(|num| *num > 0).map(|num| num as u32),
             return_tokens: fields.boolean("return_tokens")?.unwrap_or(false),
             // Less than 0 is greedy too.
-            temperature: fields.number("temperature", -1.0..=2.0)?.map_or(TEMPERATURE, |number| number.max(0.0)),
+            temperature: fields.number("temperature", -1.0..=2.0)?.map(|number| number.max(0.0)),
             seed: fields
                 .take("seed")
                 .filter(|seed| integer_of(seed).is_none_or(|seed| seed != -1 && seed != ANY_SEED as i64)),
@@ -198,12 +202,11 @@ impl Own {
         })
     }
 
-    /// Puts what was read, or is assumed, where the parameters that all endpoints share are read from.
+    /// Puts what was read where the parameters that all endpoints share are read from.
     fn assume(&self, fields: &mut Fields) {
-        fields.assume("temperature", json!(self.temperature));
-        fields.assume("top_k", json!(TOP_K));
-        fields.assume("top_p", json!(TOP_P));
-        fields.assume("min_p", json!(MIN_P));
+        if let Some(temperature) = self.temperature {
+            fields.assume("temperature", json!(temperature));
+        }
         if let Some(seed) = &self.seed {
             fields.assume("seed", seed.clone());
         }
@@ -231,7 +234,11 @@ impl Own {
                 sampling.max_tokens = Some(1);
                 sampling.min_tokens = 0;
             }
-            Some(num) => sampling.max_tokens = usize::try_from(num).ok(),
+            // Less than 0 is the rest of the context.
+            Some(num) => {
+                parameters.default_max_tokens = None;
+                sampling.max_tokens = usize::try_from(num).ok();
+            }
         }
         parameters.details.logprobs = self.num_probs;
         sampling.logprobs = self.num_probs;

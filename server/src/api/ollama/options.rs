@@ -10,15 +10,15 @@ use crate::chat::check_single;
 use crate::errors::ApiError;
 use crate::fields::{Fields, integer_of, show};
 use crate::parameters::Parameters;
+use crate::sampling_defaults::SamplingDefaults;
 use crate::state::{Served, ServerState};
 use crate::unsupported;
 
 const FIELD: &str = "options";
 
 /// Ollama's defaults.
-const TEMPERATURE: f64 = 0.8;
-const TOP_K: u32 = 40;
-const TOP_P: f64 = 0.9;
+const DEFAULTS: SamplingDefaults =
+    SamplingDefaults { temperature: Some(0.8), top_k: Some(40), top_p: Some(0.9), ..SamplingDefaults::NONE };
 
 /// A parameter that is not there, and which values ask for nothing.
 type Refused = (&'static str, fn(&Value) -> bool);
@@ -83,19 +83,12 @@ pub(super) fn take(
     let num_predict = options.integer("num_predict", -2..=i64::MAX)?;
     let last_n = options.integer("repeat_last_n", -1..=i64::from(i32::MAX))?;
     // -1 is any.
-    let seed = options.take("seed").filter(|seed| integer_of(seed) != Some(-1));
-    let defaults = [
-        ("seed", seed.unwrap_or_default()),
-        ("temperature", json!(TEMPERATURE)),
-        ("top_k", json!(TOP_K)),
-        ("top_p", json!(TOP_P)),
-    ];
-    for (name, value) in defaults {
-        options.assume(name, value);
+    if let Some(seed) = options.take("seed").filter(|seed| integer_of(seed) != Some(-1)) {
+        options.assume("seed", seed);
     }
     // It was named beside the options, if at all.
     options.assume("model", json!(served.model.id));
-    let mut parameters = Parameters::take(&mut options, state, served)?;
+    let mut parameters = Parameters::take(&mut options, state, served, DEFAULTS)?;
     check_single(&parameters)?;
     let sampling = &mut parameters.sampling;
     match num_predict {
@@ -107,7 +100,10 @@ pub(super) fn take(
             sampling.min_tokens = 0;
         }
         // Less than 0 is the rest of the context.
-        Some(num) => sampling.max_tokens = usize::try_from(num).ok(),
+        Some(num) => {
+            parameters.default_max_tokens = None;
+            sampling.max_tokens = usize::try_from(num).ok();
+        }
     }
     limit_penalties(last_n, "options.repeat_last_n", sampling)?;
     let unknown = unsupported::check_rest(options, state)?;

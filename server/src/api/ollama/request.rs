@@ -135,7 +135,7 @@ impl Common {
             let message = format!("{RENDER} is not supported by this server; POST /apply-template renders messages");
             return Err(ApiError::unsupported(RENDER, message));
         }
-        parameters.check(served)?;
+        parameters.settle(served)?;
         Ok(Common { model, parameters, thoughts, variables, unloads, ignored })
     }
 

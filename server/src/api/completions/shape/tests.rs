@@ -23,6 +23,7 @@ fn found(token: u32, logprob: f32, top: &[(u32, f32)]) -> TokenLogprobs {
 fn completion(details: Details) -> Completion {
     let parameters = Parameters {
         sampling: SamplingParams::default(),
+        default_max_tokens: None,
         stream: false,
         include_usage: false,
         details,
@@ -107,6 +108,7 @@ fn prompt_logprobs_have_the_shape_of_vllm() {
 fn a_prompt_that_begins_with_an_added_token_begins_at_the_text() {
     let parameters = Parameters {
         sampling: SamplingParams::default(),
+        default_max_tokens: None,
         stream: false,
         include_usage: false,
         details: logprobs(),
