@@ -10,6 +10,7 @@ mod models;
 mod operation;
 mod quantization;
 mod run;
+mod sampling;
 mod selftest;
 mod terminal;
 mod tune;
@@ -24,6 +25,7 @@ pub(crate) use models::{ModelNames, SeveralArgs};
 pub(crate) use operation::OperationArgs;
 pub(crate) use quantization::QuantizationKind;
 pub(crate) use run::{FormArgs, RunArgs};
+pub(crate) use sampling::SamplingDefaultArgs;
 pub(crate) use selftest::SelftestArgs;
 pub(crate) use terminal::{ColorChoice, CompletionsArgs, ManArgs, RemoteArgs};
 pub(crate) use tune::TuneArgs;
@@ -345,6 +347,8 @@ pub(crate) struct ServeArgs {
     pub(crate) engine: EngineArgs,
     #[command(flatten)]
     pub(crate) several: SeveralArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingDefaultArgs,
 
     /// Address or name to listen at, such as localhost; 0.0.0.0 is every network of this machine.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", env = "TAPER_HOST")]

@@ -17,6 +17,7 @@ mod piped;
 mod progress;
 mod settings;
 mod signals;
+mod suggestions;
 mod traces;
 mod tune_file;
 mod unix_socket;

@@ -42,6 +42,7 @@ async fn serve(args: Box<ServeArgs>) -> Result<()> {
     signals::survive_file_size_limit()?;
     // What can be wrong with keys and certificates should not wait for a model either.
     let mut config = args.operation.server_config()?;
+    config.sampling = args.sampling.defaults();
     // Dropped when all is over, it sends what is left.
     let traces = Traces::start(&args.operation, &mut config)?;
     let is_encrypted = config.tls.is_some();

@@ -6,6 +6,7 @@ use crate::facts;
 use crate::load::{self, EngineSource, Loaded, Shared};
 use crate::output;
 use crate::progress::Bars;
+use crate::suggestions::{self, Suggestions};
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::BinaryBytes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +21,8 @@ use taper_server::{DeclaredModel, LoadedModel, ModelLimits, ModelLoader, ServedM
 
 /// What requests call the first model whatever its name.
 const DEFAULT: &str = "default";
+/// Keys that a file suggests for sampling and that are named though nobody follows them, at most.
+const MAX_LEFT_OUT: usize = 8;
 
 /// All that the server is told of its models.
 pub(super) struct Prepared {
@@ -53,7 +56,13 @@ pub(super) fn prepare(args: Box<ServeArgs>, progress: &dyn Progress) -> Result<P
             None if id != source => (id, vec![source.to_owned()]),
             None => (id, Vec::new()),
         };
-        let facts = facts::of_server(read_facts(&path)?, &args);
+        let (facts, left_out) = read_facts(&path)?;
+        let facts = facts::of_server(facts, &args);
+        progress.note(&suggestions::in_words(&id, &args.sampling.defaults(), &facts.sampling));
+        if !left_out.is_empty() {
+            let left_out = left_out[..left_out.len().min(MAX_LEFT_OUT)].join(", ");
+            progress.note(&format!("what the file of {id} suggests for sampling and is not followed: {left_out}"));
+        }
         let max_bytes = facts.model_bytes.unwrap_or(0).saturating_add(kv_cache_bytes);
         check_size(&args, &id, facts.model_bytes.unwrap_or(0))?;
         models.push(DeclaredModel { id: id.clone(), aliases, created_unix, max_bytes, facts });
@@ -105,12 +114,13 @@ fn split(text: &str) -> (Vec<&str>, &str) {
     }
 }
 
-/// What a file says of itself, if it is a model that can run.
-fn read_facts(path: &Path) -> Result<ServerFacts> {
+/// What a file says of itself, if it is a model that can run; and what it suggests that nobody follows.
+fn read_facts(path: &Path) -> Result<(ServerFacts, Vec<String>)> {
     let checkpoint = load::open(path)?;
     let config = ModelConfig::from_checkpoint(&checkpoint);
     let config = config.with_context(|| format!("cannot load {}", path.display()))?;
-    Ok(facts::of_file(&checkpoint, config.usable_context_len()))
+    let left_out = Suggestions::of(checkpoint.metadata()).left_out;
+    Ok((facts::of_file(&checkpoint, config.usable_context_len()), left_out))
 }
 
 /// Bytes that the models may take, if that is limited: a single one takes what it needs unless somebody says otherwise.
@@ -239,6 +249,7 @@ mod tests {
     use clap::Parser;
     use std::path::PathBuf;
     use taper_hub::Quiet;
+    use taper_testkit::gguf;
     use taper_testkit::tiny::TinyModel;
     use tempfile::TempDir;
 
@@ -321,6 +332,17 @@ mod tests {
             assert!(error.to_string().contains(part), "{error}");
         }
         assert!(prepared(&format!("-m a=b={a}")).is_ok());
+    }
+
+    #[test]
+    fn what_a_file_suggests_is_known_before_it_is_loaded() {
+        let folder = tempfile::tempdir().unwrap();
+        let (plain, path) = (tiny(&folder, "plain.gguf"), folder.path().join("a.gguf"));
+        let file = TinyModel::default().builder().set("general.sampling.temp", gguf::Value::F32(0.25));
+        std::fs::write(&path, file.build()).unwrap();
+        let prepared = prepared(&format!("-m {} -m {}", plain.display(), path.display())).unwrap();
+        let temperatures: Vec<_> = prepared.models.iter().map(|model| model.facts.sampling.temperature).collect();
+        assert_eq!(temperatures, [None, Some(0.25)]);
     }
 
     #[test]
