@@ -161,11 +161,70 @@ fn a_conversation_goes_to_the_server_message_by_message() {
     let mut messages = vec![message("system", "Be brief."), message("user", "hi")];
     let expected = json!({
         "model": "m", "messages": messages, "stream": true, "stream_options": { "include_usage": true },
+        "temperature": 0.8, "top_p": 0.95,
     });
-    assert_eq!(bodies[0], expected, "and nothing that was not asked for");
+    assert_eq!(bodies[0], expected, "the sampler as far as OpenAI knows it, and nothing else that was not asked for");
     messages.extend([message("assistant", "Hello."), message("user", "go \non")]);
     assert_eq!(bodies[1]["messages"], Value::from(messages));
-    assert_eq!(bodies[1]["temperature"], 0.5);
+    assert_eq!((&bodies[1]["temperature"], &bodies[1]["top_p"]), (&json!(0.5), &json!(0.95)));
+}
+
+/// The fields of the sampler in a request.
+fn sampler(body: &Value) -> Value {
+    let names = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens"];
+    names.iter().filter_map(|name| Some(((*name).to_owned(), body.get(name)?.clone()))).collect()
+}
+
+/// A server that lists its models so and answers everything.
+fn listing(list: Option<Value>) -> Fake {
+    Fake::start(move |request, stream| {
+        let text = match (request.what.as_str(), &list) {
+            ("GET /v1/models", Some(list)) => respond(200, "application/json", &list.to_string()),
+            ("GET /v1/models", None) => respond(404, "application/json", "{}"),
+            _ => streamed(&["x"]),
+        };
+        let _ = stream.write_all(text.as_bytes());
+    })
+}
+
+#[test]
+fn a_server_of_ours_is_asked_for_the_local_sampler_as_far_as_it_has_none_of_its_own() {
+    let card = |defaults: Value| json!({ "data": [{ "id": "m", "owned_by": "taper", "aliases": ["n"], "sampling_defaults": defaults }] });
+    let local = json!({ "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05 });
+    let own = json!({
+        "temperature": { "value": 0.6, "from": "model" }, "top_k": { "value": 20, "from": "model" },
+        "repetition_penalty": { "value": 1.1, "from": "setting" },
+    });
+    let rest = json!({ "top_p": 0.95, "min_p": 0.05 });
+    let asked = |list: Option<Value>, arguments: &[&str]| {
+        let fake = listing(list);
+        chat(&fake, arguments, "hi\n");
+        sampler(&fake.bodies()[0])
+    };
+    assert_eq!(asked(Some(card(json!({}))), &[]), local);
+    assert_eq!(asked(Some(card(json!({}))), &["--model-name", "n"]), local, "by an alias");
+    assert_eq!(asked(Some(card(own.clone())), &[]), rest);
+    assert_eq!(asked(Some(card(own.clone())), &["--model-name", "other"]), json!({}), "nothing is known of it");
+    let set = json!({ "temperature": 0.1, "top_p": 0.95, "min_p": 0.0, "max_tokens": 5 });
+    assert_eq!(asked(Some(card(own)), &["--temperature", "0.1", "--min-p", "0", "--max-tokens", "5"]), set);
+    // Others get what OpenAI's interface has, and who says nothing of itself gets nothing.
+    let other = json!({ "data": [{ "id": "m", "owned_by": "vllm" }] });
+    assert_eq!(asked(Some(other.clone()), &[]), json!({ "temperature": 0.8, "top_p": 0.95 }));
+    let asked_for = json!({ "temperature": 0.8, "top_k": 7, "top_p": 0.95 });
+    assert_eq!(asked(Some(other), &["--top-k", "7"]), asked_for, "and what its user wants");
+    assert_eq!(asked(None, &["--model-name", "m"]), json!({}));
+}
+
+#[test]
+fn a_server_that_takes_no_temperature_gets_none_that_nobody_asked_for() {
+    let refusal = r#"{"error":{"message":"Unsupported value: 'temperature' does not support 0.8 with this model.","param":"temperature"}}"#;
+    let no = || respond(400, "application/json", refusal);
+    let fake = Fake::with_streams(&[no(), streamed(&["one"]), streamed(&["two"]), no()]);
+    let (stdout, stderr) = chat(&fake, &[], "hi\nhi\n/set temperature 0.3\nhi\n");
+    assert_eq!(stdout, "one\ntwo\n", "{stderr}");
+    let expected = [json!({ "temperature": 0.8, "top_p": 0.95 }), json!({}), json!({}), json!({ "temperature": 0.3 })];
+    assert_eq!(fake.bodies().iter().map(sampler).collect::<Vec<_>>(), expected);
+    assert!(stderr.contains("Unsupported value: 'temperature'"), "what the user asks for is the user's: {stderr}");
 }
 
 #[test]
@@ -176,8 +235,8 @@ fn a_key_and_a_model_are_sent_where_they_are_given() {
         let mut command = command(home.path(), &[&["--url", &fake.url, "--model-name", "big"], arguments].concat());
         command.env(name, "from-the-environment");
         assert!(say(command, "hi\n").status.success());
-        let request = fake.requests.recv_timeout(LIMIT).unwrap();
-        assert_eq!(request.what, "POST /v1/chat/completions", "a model that is named is not asked for");
+        let mut requests = std::iter::from_fn(|| fake.requests.recv_timeout(LIMIT).ok());
+        let request = requests.find(|request| request.what == "POST /v1/chat/completions").unwrap();
         assert_eq!(request.body["model"], "big");
         request.headers.into_iter().find(|header| header.starts_with("authorization:"))
     };
@@ -422,7 +481,11 @@ fn ctrl_c_drops_the_stream_and_not_the_chat() {
     let (sender, gone) = channel();
     let sender = std::sync::Mutex::new(sender);
     let begun = event(&json!({ "choices": [{ "delta": { "content": "begun" } }] }));
-    let fake = Fake::start(move |_, stream| {
+    let fake = Fake::start(move |request, stream| {
+        if request.what.starts_with("GET") {
+            stream.write_all(respond(404, "application/json", "{}").as_bytes()).unwrap();
+            return;
+        }
         let head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n";
         stream.write_all(format!("{head}{begun}").as_bytes()).unwrap();
         // Nothing more comes; the client's end of the connection is what ends it.

@@ -1,9 +1,10 @@
 //! What a chat or a run asks of the sampler, under the API's names. What is absent is up to whoever answers: the engine of this
-//! program has the defaults of [`Parameters::sampling`], a server has its own.
+//! program has the defaults of [`Parameters::sampling`], a server has its own, and those of [`sampler`] where it says that it has none.
 //!
 //! [`TABLE`] has a row per parameter: what `/set` knows, shows and completes.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use taper_engine::{InvalidParam, SamplingParams};
 
 /// Defaults of `taper chat` and `taper run`; other parameters have those of [`SamplingParams`].
@@ -11,6 +12,11 @@ pub(crate) const TEMPERATURE: f64 = 0.8;
 pub(crate) const TOP_K: u64 = 40;
 pub(crate) const TOP_P: f64 = 0.95;
 pub(crate) const MIN_P: f64 = 0.05;
+
+/// The same by their names: what a server is asked for that has none of its own.
+pub(crate) fn sampler() -> [(&'static str, Value); 4] {
+    [("temperature", TEMPERATURE.into()), ("top_k", TOP_K.into()), ("top_p", TOP_P.into()), ("min_p", MIN_P.into())]
+}
 
 /// How tokens are chosen, as far as somebody said so. As JSON it is part of a request to `/v1/chat/completions`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -284,6 +290,11 @@ mod tests {
     fn defaults_are_those_of_the_command_line() {
         let params = Parameters::default().sampling().unwrap();
         assert_eq!((params.temperature, params.top_k, params.top_p, params.min_p), (0.8, 40, 0.95, 0.05));
+        let mut said = Parameters::default();
+        for (name, value) in sampler() {
+            said.set(name, &value.to_string()).unwrap();
+        }
+        assert_eq!(said.sampling().unwrap(), params, "said or not");
     }
 
     #[test]

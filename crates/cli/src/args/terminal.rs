@@ -21,7 +21,8 @@ pub(crate) enum ColorChoice {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct RemoteArgs {
     /// Talk to a server with OpenAI's interface, such as `http://localhost:8080` or `https://api.example.com/v1`, instead of loading a
-    /// model. Parameters that are not given are the server's to choose.
+    /// model. Parameters that are not given are those of `taper serve` or of its model's file, and what these leave open is as
+    /// without a server; others' servers are asked for the temperature and top_p that a model here would have.
     #[arg(long, value_name = "URL")]
     pub(crate) url: Option<String>,
 

@@ -8,6 +8,7 @@ mod conversation;
 mod editor;
 mod files;
 mod input;
+mod listed;
 mod local;
 mod remote;
 mod roots;

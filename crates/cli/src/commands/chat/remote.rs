@@ -3,26 +3,29 @@
 //! The answer is streamed by a thread of its own, since the client blocks; Ctrl-C shuts its connection down, which ends the answer
 //! on the server too.
 
+use super::listed;
 use super::roots::root_certificates;
 use super::talker::{Cost, End, Reply, Said, Talker};
 use crate::generate::Generator;
 use crate::parameters::Parameters;
 use anyhow::{Context, Result, anyhow, bail};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
+use std::fmt;
 use std::io::{BufRead, BufReader, Read};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use taper_text::ChatMessage;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use ureq::http::{Response, Uri};
+use ureq::http::{Response, StatusCode, Uri};
 use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body};
 
 /// How long a server may take to accept a connection. What comes after it may take as long as a model computes.
 const CONNECT_LIMIT: Duration = Duration::from_secs(15);
-/// How long it may take to say which models it has.
+/// How long it may take to say which models it has; and what it says of one that is named, which a chat can do without.
 const MODELS_LIMIT: Duration = Duration::from_secs(30);
+const NAMED_LIMIT: Duration = Duration::from_secs(5);
 /// Longest line of a stream, and of an error's body: a server that sends more is none.
 const MAX_LINE_BYTES: u64 = 16 << 20;
 const MAX_ERROR_BYTES: u64 = 64 << 10;
@@ -67,18 +70,17 @@ impl Server {
         self.key.as_ref().map(|key| format!("Bearer {key}"))
     }
 
-    /// The names of its models.
-    fn models(&self, agent: &Agent) -> Result<Vec<String>> {
-        let mut request =
-            agent.get(format!("{}/models", self.base)).config().timeout_global(Some(MODELS_LIMIT)).build();
+    /// The list of its models.
+    fn models(&self, agent: &Agent, limit: Duration) -> Result<Value> {
+        let mut request = agent.get(format!("{}/models", self.base)).config().timeout_global(Some(limit)).build();
         if let Some(authorization) = self.authorization() {
             request = request.header("Authorization", authorization);
         }
         let response = request.call().map_err(|error| self.unreachable(&error))?;
         let text = read_limited(succeeded(response)?.into_body(), MAX_LINE_BYTES)?;
         let list: Value = serde_json::from_str(&text).context("the list of models is not JSON")?;
-        let names = list["data"].as_array().context("the list of models has no `data`")?;
-        Ok(names.iter().filter_map(|model| model["id"].as_str().map(str::to_owned)).collect())
+        list["data"].as_array().context("the list of models has no `data`")?;
+        Ok(list)
     }
 
     /// Asks for an answer.
@@ -118,6 +120,34 @@ pub(super) fn is_on_this_machine(url: &str) -> bool {
     host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
+/// A server's no, in its own words.
+#[derive(Debug)]
+struct Refusal {
+    status: StatusCode,
+    message: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Refusal { status, message } = self;
+        let colon = if message.is_empty() { "" } else { ": " };
+        let hint = match status.as_u16() {
+            401 | 403 => " (--api-key, OPENAI_API_KEY or, on this machine, TAPER_API_KEY gives a key)",
+            _ => "",
+        };
+        write!(f, "the server answered {status}{colon}{message}{hint}")
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// Whether a server does not take a parameter that was sent though nobody asked for it.
+fn refuses_assumed(error: &anyhow::Error, assumed: &Map<String, Value>, parameters: &Parameters) -> bool {
+    let Some(Refusal { status, message }) = error.downcast_ref::<Refusal>() else { return false };
+    let is_blamed = |name: &String| parameters.shown(name).is_none() && message.contains(name.as_str());
+    matches!(status.as_u16(), 400 | 422) && assumed.keys().any(is_blamed)
+}
+
 /// An answer that is no error; an error with the server's own words.
 fn succeeded(response: Response<Body>) -> Result<Response<Body>> {
     let status = response.status();
@@ -127,14 +157,7 @@ fn succeeded(response: Response<Body>) -> Result<Response<Body>> {
     let text = read_limited(response.into_body(), MAX_ERROR_BYTES).unwrap_or_default();
     let json: Value = serde_json::from_str(&text).unwrap_or_default();
     let message = message_of(&json).unwrap_or_else(|| text.trim().chars().take(500).collect());
-    let hint = match status.as_u16() {
-        401 | 403 => " (--api-key, OPENAI_API_KEY or, on this machine, TAPER_API_KEY gives a key)",
-        _ => "",
-    };
-    if message.is_empty() {
-        bail!("the server answered {status}{hint}");
-    }
-    bail!("the server answered {status}: {message}{hint}")
+    Err(Refusal { status, message }.into())
 }
 
 /// The words of an error, as OpenAI, vLLM and others wrap them.
@@ -163,24 +186,36 @@ enum Piece {
 pub(super) struct Remote {
     server: Server,
     model: String,
+    /// What is sent where the user says nothing else.
+    assumed: Map<String, Value>,
     roots: RootCerts,
     agent: Agent,
     generator: Arc<Generator>,
 }
 
 impl Remote {
-    /// Asks the server for its model, unless one is named.
+    /// Asks the server for its model, and for what it says of one that is named.
     ///
     /// # Errors
-    /// When the server cannot be reached, or has several.
+    /// When no model is named, and the server cannot be reached or has several.
     pub(super) fn connect(server: Server, model: Option<String>, generator: Arc<Generator>) -> Result<Remote> {
         let roots = if server.base.starts_with("https") { root_certificates()? } else { RootCerts::WebPki };
         let agent = new_agent(&roots);
-        let model = match model {
-            Some(model) => model,
-            None => only(server.models(&agent).context("cannot ask for the model; --model-name names one")?)?,
+        let list = server.models(&agent, if model.is_some() { NAMED_LIMIT } else { MODELS_LIMIT });
+        let (model, assumed) = match model {
+            // A server that says nothing of itself is sent what was asked for, and nothing else.
+            Some(model) => {
+                let assumed = list.map(|list| listed::assumed(&list, &model)).unwrap_or_default();
+                (model, assumed)
+            }
+            None => {
+                let list = list.context("cannot ask for the model; --model-name names one")?;
+                let model = only(listed::names(&list))?;
+                let assumed = listed::assumed(&list, &model);
+                (model, assumed)
+            }
         };
-        Ok(Remote { server, model, roots, agent, generator })
+        Ok(Remote { server, model, assumed, roots, agent, generator })
     }
 }
 
@@ -220,7 +255,26 @@ impl Talker for Remote {
         parameters: &Parameters,
         show: &mut dyn FnMut(Said<'_>) -> Result<()>,
     ) -> Result<Reply> {
-        let body = body(&self.model, prompt, parameters)?;
+        match self.ask(prompt, parameters, show) {
+            // Some models of OpenAI's take no temperature.
+            Err(error) if refuses_assumed(&error, &self.assumed, parameters) => {
+                self.assumed.clear();
+                self.ask(prompt, parameters, show)
+            }
+            reply => reply,
+        }
+    }
+}
+
+impl Remote {
+    /// One request, and its answer as it comes.
+    fn ask(
+        &mut self,
+        prompt: &[ChatMessage],
+        parameters: &Parameters,
+        show: &mut dyn FnMut(Said<'_>) -> Result<()>,
+    ) -> Result<Reply> {
+        let body = body(&self.model, prompt, parameters, &self.assumed)?;
         let (sender, mut pieces) = unbounded_channel();
         let (server, agent) = (self.server.clone(), self.agent.clone());
         let thread = std::thread::Builder::new().name("taper-remote".to_owned());
@@ -241,8 +295,8 @@ impl Talker for Remote {
     }
 }
 
-/// The request. Only what somebody asked for is in it: not every server knows every parameter.
-fn body(model: &str, prompt: &[ChatMessage], parameters: &Parameters) -> Result<Value> {
+/// The request, with what somebody asked for and what is assumed beside it, and no more: not every server knows every parameter.
+fn body(model: &str, prompt: &[ChatMessage], parameters: &Parameters, assumed: &Map<String, Value>) -> Result<Value> {
     let mut body = json!({
         "model": model,
         "messages": prompt,
@@ -251,6 +305,9 @@ fn body(model: &str, prompt: &[ChatMessage], parameters: &Parameters) -> Result<
     });
     if let (Value::Object(body), Value::Object(parameters)) = (&mut body, serde_json::to_value(parameters)?) {
         body.extend(parameters);
+        for (name, value) in assumed {
+            body.entry(name.as_str()).or_insert_with(|| value.clone());
+        }
     }
     Ok(body)
 }
@@ -459,9 +516,34 @@ mod tests {
     fn the_request_has_what_was_asked_for_and_no_more() {
         let mut parameters = Parameters::default();
         parameters.set("max_tokens", "7").unwrap();
-        let body = body("m", &[ChatMessage::new("user", "hi")], &parameters).unwrap();
-        let keys: Vec<&String> = body.as_object().unwrap().keys().collect();
-        assert_eq!(keys, ["model", "messages", "stream", "stream_options", "max_tokens"]);
+        parameters.set("top_p", "0.5").unwrap();
+        let prompt = [ChatMessage::new("user", "hi")];
+        let asked = body("m", &prompt, &parameters, &Map::new()).unwrap();
+        let keys: Vec<&String> = asked.as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["model", "messages", "stream", "stream_options", "top_p", "max_tokens"]);
+        let assumed = Map::from_iter([("top_p".to_owned(), json!(0.95)), ("top_k".to_owned(), json!(40))]);
+        let body = body("m", &prompt, &parameters, &assumed).unwrap();
+        assert_eq!((&body["top_p"], &body["top_k"]), (&json!(0.5), &json!(40)), "what was asked for counts");
+    }
+
+    #[test]
+    fn a_refusal_of_what_nobody_asked_for_is_told_from_others() {
+        let refused = |status: u16, message: &str, set: Option<&str>| {
+            let mut parameters = Parameters::default();
+            if let Some(name) = set {
+                parameters.set(name, "0.5").unwrap();
+            }
+            let status = StatusCode::from_u16(status).unwrap();
+            let error = Refusal { status, message: message.to_owned() }.into();
+            let assumed = Map::from_iter([("temperature".to_owned(), json!(0.8)), ("top_p".to_owned(), json!(0.95))]);
+            refuses_assumed(&error, &assumed, &parameters)
+        };
+        assert!(refused(400, "Unsupported value: 'temperature' does not support 0.8 with this model.", None));
+        assert!(refused(422, r#"{"detail":[{"loc":["body","top_p"]}]}"#, Some("temperature")));
+        assert!(!refused(400, "temperature must be 1", Some("temperature")), "that is the user's");
+        assert!(!refused(400, "max_tokens is too large", None));
+        assert!(!refused(500, "temperature", None));
+        assert!(!refuses_assumed(&anyhow!("temperature"), &Map::new(), &Parameters::default()));
     }
 
     #[test]
