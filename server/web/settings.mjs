@@ -1,7 +1,7 @@
 // What a user sets: parameters and the model (kept in the browser), and the API key (kept until the tab is closed).
 
 import { byId, make } from "./dom.mjs";
-import { fault, PARAMETERS } from "./parameters.mjs";
+import { fault, PARAMETERS, standIn } from "./parameters.mjs";
 
 const SETTINGS = "taper.settings";
 const KEY = "taper.key";
@@ -58,6 +58,11 @@ export class Settings {
     return this.#session.getItem(KEY) ?? "";
   }
 
+  /** Shows what empty parameters stand for with a model of these defaults. */
+  showDefaults(defaults) {
+    for (const parameter of PARAMETERS) byId(idOf(parameter)).placeholder = standIn(parameter, defaults);
+  }
+
   #keep(change) {
     this.#kept = { ...this.#kept, ...change };
     this.#storage.setItem(SETTINGS, JSON.stringify(this.#kept));
@@ -65,9 +70,9 @@ export class Settings {
 
   #field(parameter, changed) {
     const { name, label, hint, isInteger } = parameter;
-    const id = `parameter-${name}`;
+    const id = idOf(parameter);
     const input = make("input", { id, type: "text", inputMode: isInteger ? "numeric" : "decimal", autocomplete: "off" });
-    input.placeholder = "server's default";
+    input.placeholder = standIn(parameter);
     input.value = this.#kept.parameters[name] ?? "";
     input.setAttribute("aria-describedby", `${id}-hint`);
     const under = make("p", { id: `${id}-hint`, className: "hint", role: "status" });
@@ -85,6 +90,10 @@ export class Settings {
     };
     return make("div", { className: "field" }, make("label", { htmlFor: id }, label), input, under);
   }
+}
+
+function idOf({ name }) {
+  return `parameter-${name}`;
 }
 
 function read(storage) {

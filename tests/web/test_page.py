@@ -243,7 +243,8 @@ class WithStub(Page):
             self.assertEqual(self.answered("system prompt"), "system prompt: ['be brief']")
             request = self.stub.requests[-1]
             sent = {name: request.get(name) for name in ["model", "temperature", "max_tokens", "seed", "top_p"]}
-            expected = {"model": "stub:2m", "temperature": 0.25, "max_tokens": 77, "seed": 5, "top_p": None}
+            # What nobody set is as in `taper chat`.
+            expected = {"model": "stub:2m", "temperature": 0.25, "max_tokens": 77, "seed": 5, "top_p": 0.95}
             self.assertEqual(sent, expected)
             self.assertEqual(self.browser.texts("#system-shown summary"), ["System prompt"])
             self.browser.reload()
