@@ -82,6 +82,7 @@ impl Parameters {
             n,
             logprobs: None,
             prompt_logprobs: details.prompt_logprobs,
+            ..SamplingParams::default()
         };
         let priority = priority(fields)?;
         let cache_salt = cache_salt(fields)?;

@@ -41,7 +41,10 @@ pub use handle::{Engine, EngineConfig, EngineHandle, EngineParts, EngineStatus, 
 pub use metrics::{EndReason, EngineMetrics, Histogram};
 pub use model_runner::ModelRunner;
 pub use pace::ItlTarget;
-pub use params::{InvalidParam, MAX_CHOICES, MAX_LOGPROBS, SamplingParams};
+pub use params::{
+    Dry, DynamicTemperature, InvalidParam, MAX_CHOICES, MAX_LOGPROBS, Mirostat, MirostatVersion, SamplingParams, Stage,
+    Xtc,
+};
 pub use runner::{Embeddings, LogitsBuffer, RowDraw, Runner, RunnerError, RunnerLimits};
 pub use sampler::{InvalidLogits, Sampled, Sampler, Scratch, TokenLogprobs};
 pub use scheduler::{

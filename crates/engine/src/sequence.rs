@@ -108,8 +108,8 @@ impl Sequence {
     /// Appends a generated token and says what follows from it; `completes` when nothing may follow. A sequence whose client
     /// asked for log-probabilities takes no token without them.
     pub(crate) fn accept(&mut self, sampled: Sampled, completes: bool) -> Accepted {
-        let Sampled { token, logprobs } = sampled;
-        self.sampler.accept(token);
+        let Sampled { token, logprobs, surprise } = sampled;
+        self.sampler.accept(token, surprise);
         self.tokens.push(token);
         self.undrafted += 1;
         if let Some(lookup) = &mut self.lookup {

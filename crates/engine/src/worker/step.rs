@@ -310,7 +310,7 @@ impl Worker {
                     Some(token) if sequence.sampler.wants_logprobs() => {
                         sequence.sampler.forced(token, logits.row(row))?
                     }
-                    Some(token) => Sampled { token, logprobs: None },
+                    Some(token) => Sampled { token, logprobs: None, surprise: None },
                     None => sequence.sampler.sample(logits.row(row), None, scratch)?,
                 };
                 return Ok(sequence.accept(sampled, false));
