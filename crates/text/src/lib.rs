@@ -26,6 +26,7 @@ mod pre_tokenizer;
 mod prompt;
 mod reasoning;
 mod sentence_piece;
+mod sequences;
 mod special_tokens;
 mod stop_matcher;
 mod strftime;
