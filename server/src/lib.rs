@@ -37,6 +37,7 @@ mod rate_limit;
 mod reply;
 mod report;
 mod routes;
+mod sampler_fields;
 mod serve;
 mod sockets;
 mod sse;
@@ -107,8 +108,10 @@ pub mod limits {
     pub const MAX_STOP_TOKENS: usize = 256;
     /// Bad words per request.
     pub const MAX_BAD_WORDS: usize = 256;
+    /// Texts of `dry_sequence_breakers`.
+    pub const MAX_DRY_BREAKERS: usize = 64;
     /// Bytes of a `cache_salt`.
     pub const MAX_SALT_BYTES: usize = 1024;
-    /// Bytes of one stop string or bad word.
+    /// Bytes of one stop string, bad word or sequence breaker.
     pub const MAX_STOP_BYTES: usize = 1024;
 }

@@ -1,8 +1,8 @@
 //! The parameters that both generating endpoints read, under OpenAI's names and vLLM's.
 //!
 //! `max_completion_tokens` is OpenAI's newer name of `max_tokens`; when both are given and differ, the newer name counts.
-//! llama.cpp's `repeat_penalty` is read as vLLM's `repetition_penalty`, over the whole text and not its last 64 tokens.
-//! The order in which samplers apply is the engine's, whatever the order of the fields.
+//! llama.cpp's `repeat_penalty` is read as vLLM's `repetition_penalty`, over the whole text unless `repeat_last_n` says otherwise.
+//! The order in which samplers apply is the engine's, whatever the order of the fields, or that of `samplers`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,9 +16,13 @@ use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 use crate::grammar_fields::{self, Form, FormPart};
 use crate::limits::{MAX_CHOICES, MAX_PROMPT_DETAIL_BYTES, MAX_SALT_BYTES, MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS};
+use crate::sampler_fields;
 use crate::state::{Served, ServerState};
 use crate::token_fields::{bad_words, logit_bias, token_ids};
 use crate::token_json::Details;
+
+/// The highest temperature in OpenAI's interface.
+const MAX_TEMPERATURE: f64 = 2.0;
 
 /// How long it is looked for which part of a form is at fault.
 const MAX_SEARCH: Duration = Duration::from_secs(5);
@@ -26,6 +30,8 @@ const MAX_SEARCH: Duration = Duration::from_secs(5);
 /// What a request asks for, whatever its prompt looks like.
 pub(crate) struct Parameters {
     pub(crate) sampling: SamplingParams,
+    /// The names of the samplers in the order in which they apply.
+    pub(crate) samplers: Vec<&'static str>,
     pub(crate) stream: bool,
     /// Whether a stream ends with a chunk of usage.
     pub(crate) include_usage: bool,
@@ -49,6 +55,16 @@ impl Parameters {
     /// Takes the shared fields; the model's name is checked too. The endpoint adds its own and calls
     /// [`Parameters::check`].
     pub(crate) fn take(fields: &mut Fields, state: &ServerState, served: &Served) -> Result<Self, ApiError> {
+        Self::take_up_to(MAX_TEMPERATURE, fields, state, served)
+    }
+
+    /// The same with another bound of the temperature.
+    pub(crate) fn take_up_to(
+        max_temperature: f64,
+        fields: &mut Fields,
+        state: &ServerState,
+        served: &Served,
+    ) -> Result<Self, ApiError> {
         check_model(fields, state, served)?;
         let newer = fields.integer("max_completion_tokens", 1..=i64::MAX)?;
         let older = fields.integer("max_tokens", 1..=i64::MAX)?;
@@ -57,7 +73,7 @@ impl Parameters {
         let llama_cpps = number(fields, "repeat_penalty", 0.01, 100.0)?;
         let details = Details::take(fields)?;
         let n = fields.integer("n", 1..=MAX_CHOICES as i64)?.map_or(1, count);
-        let sampling = SamplingParams {
+        let mut sampling = SamplingParams {
             logit_bias: logit_bias(fields)?,
             repetition_penalty: vllms.or(llama_cpps).unwrap_or(1.0),
             frequency_penalty: number(fields, "frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0),
@@ -66,7 +82,7 @@ impl Parameters {
             allowed_token_ids: token_ids(fields, "allowed_token_ids")?.filter(|tokens| !tokens.is_empty()),
             bad_words: bad_words(fields, &served.model.tokenizer)?,
             min_tokens: fields.integer("min_tokens", 0..=i64::MAX)?.map_or(0, count),
-            temperature: number(fields, "temperature", 0.0, 2.0)?.unwrap_or(1.0),
+            temperature: number(fields, "temperature", 0.0, max_temperature)?.unwrap_or(1.0),
             min_p: number(fields, "min_p", 0.0, 1.0)?.unwrap_or(0.0),
             // -1 is how vLLM writes "all", which is 0 here.
             top_k: fields.integer("top_k", -1..=i64::from(i32::MAX))?.map_or(0, |k| u32::try_from(k).unwrap_or(0)),
@@ -84,6 +100,7 @@ impl Parameters {
             prompt_logprobs: details.prompt_logprobs,
             ..SamplingParams::default()
         };
+        let samplers = sampler_fields::take(fields, served, &mut sampling)?;
         let priority = priority(fields)?;
         let cache_salt = cache_salt(fields)?;
         let form = grammar_fields::take(fields)?;
@@ -102,6 +119,7 @@ impl Parameters {
         }
         Ok(Self {
             sampling,
+            samplers,
             stream,
             include_usage: include_usage.unwrap_or(false),
             details,

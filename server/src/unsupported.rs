@@ -34,9 +34,6 @@ fn on(value: &Value) -> bool {
 fn zero(value: &Value) -> bool {
     value.as_f64() == Some(0.0)
 }
-fn zero_or_off(value: &Value) -> bool {
-    zero(value) || off(value)
-}
 fn one(value: &Value) -> bool {
     value.as_f64() == Some(1.0)
 }
@@ -96,16 +93,10 @@ const UNSUPPORTED: &[Row] = &[
     Row("documents", empty),
     // llama.cpp
     Row("n_predict", never),
-    Row("top_n_sigma", |value| value.as_f64().is_some_and(|sigma| sigma <= 0.0)),
-    Row("mirostat", zero),
-    Row("xtc_probability", zero),
-    Row("dry_multiplier", zero),
-    Row("dynatemp_range", zero),
     Row("n_probs", zero),
+    Row("post_sampling_probs", off),
     Row("return_tokens", off),
-    Row("samplers", never),
     Row("lora", empty),
-    Row("min_keep", zero_or_off),
 ];
 
 /// Fields that say who asks, how to account for it or what to cache: the answer is the same with and without.

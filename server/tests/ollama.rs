@@ -296,10 +296,11 @@ async fn options_are_those_that_ollama_has() {
         (json!({ "temperature": "warm" }), "options.temperature must be a number"),
         (json!({ "num_predict": -3 }), "options.num_predict must be"),
         (json!({ "num_ctx": -1 }), "options.num_ctx must be"),
-        (json!({ "mirostat": 1 }), "mirostat is not supported"),
+        (json!({ "mirostat": 3 }), "options.mirostat must be an integer between 0 and 2"),
+        (json!({ "temperature": -1 }), "options.temperature must be a number of at least 0"),
         (json!({ "tfs_z": 0.5 }), "options.tfs_z is not supported"),
         (json!({ "penalize_newline": false }), "options.penalize_newline is not supported"),
-        (json!({ "repeat_last_n": 64, "repeat_penalty": 1.1 }), "options.repeat_last_n must be -1"),
+        (json!({ "repeat_last_n": -2 }), "options.repeat_last_n must be an integer between -1"),
         (json!({ "stream": true }), "options.stream is not supported"),
         (json!({ "n": 2 }), "n is not supported by this endpoint"),
         (json!({ "stop": [""] }), "stop string"),
@@ -307,7 +308,9 @@ async fn options_are_those_that_ollama_has() {
         check_refused(&ask(&state, &json!({ "options": options })).await, part);
     }
     check_refused(&ask(&state, &json!({ "options": 5 })).await, "options must be an object");
-    assert_eq!(ask(&state, &json!({ "options": { "repeat_last_n": 64 } })).await.status, 200, "penalties are off");
+    let usual =
+        json!({ "repeat_last_n": 64, "repeat_penalty": 1.1, "temperature": 5, "mirostat": 2, "mirostat_tau": 5.0 });
+    assert_eq!(ask(&state, &json!({ "options": usual })).await.status, 200);
 }
 
 #[tokio::test]

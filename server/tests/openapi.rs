@@ -109,6 +109,9 @@ fn samples() -> Vec<(&'static str, &'static str, Value)> {
             path,
             json!({ "prompt": "Once", "n_probs": 1, "return_tokens": true, "logit_bias": [["z", false], [65, 1]] }),
         ));
+        let probabilities =
+            json!({ "prompt": "Once", "n_probs": 2, "post_sampling_probs": true, "mirostat": 2, "dry_multiplier": 1 });
+        samples.push(("post", path, probabilities));
         samples.push(("post", path, json!({ "prompt": ["a", "b"], "n_predict": 2 })));
         samples.push(("post", path, json!({ "prompt": "Once", "stream": true, "n_probs": 1 })));
     }
@@ -224,7 +227,7 @@ async fn every_error_has_the_form_that_is_described() {
     for (state, method, path, body) in [
         (&ready, "post", CHAT, json!({ "messages": 5 })),
         (&ready, "post", COMPLETIONS, json!({ "prompt": "x".repeat(600) })),
-        (&ready, "post", "/completion", json!({ "mirostat": 1, "prompt": "a" })),
+        (&ready, "post", "/completion", json!({ "mirostat": 3, "prompt": "a" })),
         (&ready, "post", "/tokenize", json!({})),
         (&loading, "post", "/tokenize", json!({ "prompt": "a" })),
         (&loading, "post", "/v1/messages", json!({})),

@@ -52,6 +52,16 @@ async fn every_parameter_reaches_the_sampler() {
         (json!({ "top_k": 1, "temperature": 1 }), "abcabcabc"),
         (json!({ "top_p": 0.1, "temperature": 1 }), "abcabcabc"),
         (json!({ "min_p": 1, "temperature": 1 }), "abcabcabc"),
+        (json!({ "presence_penalty": 1.5, "repeat_last_n": 2 }), "abcabcabc"),
+        (json!({ "dry_multiplier": 1.5, "dry_base": 1 }), "abcab"),
+        (json!({ "dry_multiplier": 1.5, "dry_base": 1, "dry_sequence_breakers": ["a", "b", "c"] }), "abcabcabc"),
+        (json!({ "samplers": ["top_k", "temperature"], "top_k": 1, "temperature": 2 }), "abcabcabc"),
+        (
+            json!({ "samplers": "kx", "top_k": 3, "xtc_probability": 1, "xtc_threshold": 0.001, "max_tokens": 4 }),
+            "zzzz",
+        ),
+        (json!({ "top_n_sigma": 0.01, "temperature": 2 }), "abcabcabc"),
+        (json!({ "mirostat": 2, "mirostat_tau": 0, "temperature": 1 }), "abcabcabc"),
     ] {
         check_text(fields, expected).await;
     }

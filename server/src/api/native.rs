@@ -1,8 +1,7 @@
 //! POST /completion and /completions: llama-server's own way of continuing prompts, with its names, its defaults and its answer.
 //!
 //! A prompt is a text, token ids, or a mix of both; several of them are answered by an array. What llama-server has and this
-//! server has not (mirostat, DRY, XTC, dynamic temperature, probabilities after sampling) is refused by name unless it is off.
-//! Samplers apply in this server's order, so `samplers` must name them in that order; those it leaves out are off.
+//! server has not is refused by name unless it is off. Samplers apply in this server's order unless `samplers` says another.
 
 use axum::body::Body;
 use axum::extract::State;
@@ -15,6 +14,7 @@ use crate::api;
 use crate::errors::ApiError;
 use crate::generation::Generation;
 use crate::reply::{self, Reply};
+use crate::sampler_fields::default_names;
 use crate::state::ServerState;
 
 mod request;
@@ -22,7 +22,7 @@ mod running;
 mod shape;
 mod stream;
 
-pub(crate) use request::{HARMLESS, REFUSED, limit_penalties, prepare};
+pub(crate) use request::{HARMLESS, REFUSED, prepare};
 use running::Running;
 use shape::Native;
 
@@ -58,5 +58,5 @@ pub(crate) fn default_settings() -> Value {
         min_p: request::MIN_P as f32,
         ..SamplingParams::default()
     };
-    shape::settings(&sampling, false)
+    shape::settings(&sampling, &default_names(), false)
 }

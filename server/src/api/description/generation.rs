@@ -6,7 +6,7 @@ use taper_engine::MAX_LOGPROBS;
 use super::Operation;
 use super::schema::{
     Named, all, any_of, array, boolean, empty, ids, integer, integer_from, integer_in, map, nullable, number,
-    number_in, object, one_of, optional, reference, reference_as, string, strings,
+    number_from, number_in, object, one_of, optional, reference, reference_as, string, strings,
 };
 use crate::api::chat_completions::EFFORTS;
 use crate::limits::MAX_CHOICES;
@@ -71,7 +71,7 @@ pub(super) fn shared_fields() -> Vec<Named> {
         ("typical_p", number_in(0.0, 1.0, "Locally typical sampling; 1 is off.")),
         ("seed", integer("The same seed gives the same text.")),
         ("repetition_penalty", number_in(0.01, 100.0, "Divides the logits of tokens of prompt and answer; 1 is off.")),
-        ("repeat_penalty", number_in(0.01, 100.0, "llama.cpp's name of repetition_penalty; over the whole text.")),
+        ("repeat_penalty", number_in(0.01, 100.0, "llama.cpp's name of repetition_penalty.")),
         ("frequency_penalty", number_in(-2.0, 2.0, "Subtracted for each time that a token was generated.")),
         ("presence_penalty", number_in(-2.0, 2.0, "Subtracted once a token was generated.")),
         ("logit_bias", logit_bias()),
@@ -98,8 +98,60 @@ pub(super) fn shared_fields() -> Vec<Named> {
         ("priority", integer("Lower is served earlier.")),
         ("cache_salt", string("Cached prompts are shared only under the same salt.")),
     ];
+    fields.extend(sampler_fields());
     fields.extend(form_fields());
     fields
+}
+
+/// The samplers that have llama.cpp's names.
+fn sampler_fields() -> Vec<Named> {
+    vec![
+        (
+            "repeat_last_n",
+            integer_from(-1, "Tokens that the penalties look at; -1, the default, is all, 0 turns them off."),
+        ),
+        ("dry_multiplier", number_from(0.0, "DRY, a penalty on repetitions; 0 is off.")),
+        (
+            "dry_base",
+            number_from(1.0, "What each repeated token multiplies the penalty by; 1.75 where nothing is said."),
+        ),
+        ("dry_allowed_length", integer_from(0, "Tokens that may be repeated; 2 where nothing is said.")),
+        (
+            "dry_penalty_last_n",
+            integer_from(-1, "Tokens that DRY looks at, 64 where nothing is said; -1 is all, 0 is off."),
+        ),
+        (
+            "dry_sequence_breakers",
+            strings(
+                "No repetition goes across these; a line break, a colon, a quotation mark and an asterisk where nothing is said.",
+            ),
+        ),
+        (
+            "top_n_sigma",
+            number("Keep tokens within so many standard deviations of the largest logit; 0 and less are off."),
+        ),
+        ("dynatemp_range", number_from(0.0, "The temperature lies so far from temperature at the most; 0 is off.")),
+        (
+            "dynatemp_exponent",
+            number_from(0.0, "The power at which it rises with the entropy; 1 where nothing is said."),
+        ),
+        ("xtc_probability", number_in(0.0, 1.0, "How often XTC leaves out the most probable tokens; 0 is off.")),
+        (
+            "xtc_threshold",
+            number_in(0.0, 1.0, "All of at least this probability but the last; 0.1 where nothing is said."),
+        ),
+        ("min_keep", integer_from(0, "Tokens that min_p, typical_p, top_p and XTC keep at least.")),
+        ("mirostat", integer_in(0, 2, "Mirostat 1 or 2 in place of all that keeps or leaves out tokens; 0 is off.")),
+        ("mirostat_tau", number_in(0.0, 100.0, "The surprise that it aims at, in bits; 5 where nothing is said.")),
+        ("mirostat_eta", number_in(0.0, 10.0, "How much of an error it corrects at once; 0.1 where nothing is said.")),
+        (
+            "samplers",
+            any_of(
+                vec![strings("Names."), json!({ "type": "string", "pattern": "^[edskypmxt]*$" })],
+                "The samplers that apply, in this order; penalties and dry come first.",
+            ),
+        ),
+    ]
 }
 
 fn logit_bias() -> Value {

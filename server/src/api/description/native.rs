@@ -89,18 +89,11 @@ fn request() -> Value {
             integer_from(-2, "Tokens of the answer: -1 (where nothing is said) is the rest of the context, 0 is none."),
         ),
         ("n_cmpl", integer_in(1, MAX_CHOICES as i64, "Answers per prompt.")),
-        ("temperature", number_in(-1.0, 2.0, "0.8 where nothing is said; 0 and less are greedy.")),
+        ("temperature", number("0.8 where nothing is said; 0 and less are greedy.")),
         ("top_k", integer_from(-1, "40 where nothing is said; 0 and -1 keep all.")),
         ("top_p", number_in(0.0, 1.0, "0.95 where nothing is said.")),
         ("min_p", number_in(0.0, 1.0, "0.05 where nothing is said.")),
         ("seed", integer("-1 is any.")),
-        ("repeat_last_n", integer_from(-1, "Penalties look at the whole text here: -1, or 0 to turn them off.")),
-        (
-            "samplers",
-            strings(
-                "Those that apply, in the order penalties, temperature, min_p, top_k, typ_p, top_p; the others are off.",
-            ),
-        ),
         ("logit_bias", biases),
         (
             "n_probs",
@@ -111,6 +104,10 @@ fn request() -> Value {
             ),
         ),
         ("logprobs", integer_in(0, i64::from(MAX_LOGPROBS), "Another name of n_probs.")),
+        (
+            "post_sampling_probs",
+            boolean("With n_probs: tell probabilities in what tokens were drawn from, as prob and top_probs."),
+        ),
         ("return_tokens", boolean("Tell the ids of the answer's tokens; streams always do.")),
         (
             "t_max_predict_ms",
@@ -135,18 +132,25 @@ fn settings() -> Value {
         ("seed", integer("4294967295 is any.")),
         ("temperature", number("")),
         ("dynatemp_range", number("")),
+        ("dynatemp_exponent", number("")),
         ("top_k", integer("")),
         ("top_p", number("")),
         ("min_p", number("")),
         ("top_n_sigma", number("")),
         ("xtc_probability", number("")),
+        ("xtc_threshold", number("")),
         ("typical_p", number("")),
         ("repeat_last_n", integer("")),
         ("repeat_penalty", number("")),
         ("presence_penalty", number("")),
         ("frequency_penalty", number("")),
         ("dry_multiplier", number("")),
+        ("dry_base", number("")),
+        ("dry_allowed_length", integer("")),
+        ("dry_penalty_last_n", integer("-1 is all.")),
         ("mirostat", integer("")),
+        ("mirostat_tau", number("")),
+        ("mirostat_eta", number("")),
         ("stop", strings("")),
         ("max_tokens", integer("-1 is the rest of the context.")),
         ("n_predict", integer("The same.")),
@@ -203,15 +207,19 @@ fn whole() -> Value {
 }
 
 fn probabilities() -> Value {
-    let of_token = || {
-        vec![
-            ("id", integer("")),
-            ("token", string("")),
-            ("bytes", array(json!({ "type": "integer" }), "")),
-            ("logprob", number("-9999 is never.")),
-        ]
+    let of_token = |value: Named| {
+        vec![("id", integer("")), ("token", string("")), ("bytes", array(json!({ "type": "integer" }), "")), value]
     };
-    let mut fields = of_token();
-    fields.push(("top_logprobs", array(all(of_token()), "")));
-    all(fields)
+    let with_top = |value: Named, top: &'static str| {
+        let mut fields = of_token(value.clone());
+        fields.push((top, array(all(of_token(value)), "")));
+        all(fields)
+    };
+    any_of(
+        vec![
+            with_top(("logprob", number("In the model's own distribution; -9999 is never.")), "top_logprobs"),
+            with_top(("prob", number("In what was drawn from.")), "top_probs"),
+        ],
+        "The second with post_sampling_probs.",
+    )
 }

@@ -7,8 +7,8 @@ use super::Operation;
 use super::generation::{conversation_fields, shared_fields};
 use super::messages::without_several;
 use super::schema::{
-    Named, all, any_of, array, boolean, ids, integer, integer_from, integer_in, map, number, number_in, object, one_of,
-    optional, reference, string, strings,
+    Named, all, any_of, array, boolean, ids, integer, integer_from, integer_in, map, number, number_from, number_in,
+    object, one_of, optional, reference, string, strings,
 };
 use crate::api::ollama::{HARMLESS, LEVELS, LOADING, REFUSED};
 use crate::limits::MAX_INPUTS;
@@ -226,11 +226,10 @@ fn options() -> Value {
     let mut fields = vec![
         ("num_predict", integer_from(-2, "Tokens of the answer; -1 and -2 are the rest of the context, 0 is none.")),
         ("num_ctx", integer_from(0, "A larger one than the server's is told among the ignored fields.")),
-        ("temperature", number_in(0.0, 2.0, "0.8 where nothing is said; 0 is greedy.")),
+        ("temperature", number_from(0.0, "0.8 where nothing is said; 0 is greedy.")),
         ("top_k", integer_from(-1, "40 where nothing is said; 0 and -1 keep all.")),
         ("top_p", number_in(0.0, 1.0, "0.9 where nothing is said.")),
         ("seed", integer("-1 is any.")),
-        ("repeat_last_n", integer_from(-1, "Penalties look at the whole text here: -1, or 0 to turn them off.")),
     ];
     let own: Vec<&str> = fields.iter().map(|(name, _)| *name).collect();
     fields.extend(without_several(shared_fields()).into_iter().filter(|(name, _)| !own.contains(name)));

@@ -45,6 +45,11 @@ pub(super) fn number_in(least: f64, most: f64, about: &str) -> Value {
     json!({ "type": "number", "minimum": least, "maximum": most, "description": about })
 }
 
+/// A number that is at least `least`.
+pub(super) fn number_from(least: f64, about: &str) -> Value {
+    json!({ "type": "number", "minimum": least, "description": about })
+}
+
 /// One of these texts.
 pub(super) fn one_of(texts: &[&str], about: &str) -> Value {
     json!({ "type": "string", "enum": texts, "description": about })

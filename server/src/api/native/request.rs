@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use taper_engine::{MAX_LOGPROBS, SamplingParams};
+use taper_engine::MAX_LOGPROBS;
 use taper_text::EncodeOptions;
 
 use super::shape;
 use crate::errors::ApiError;
-use crate::fields::{Fields, integer_of, show};
+use crate::fields::{Fields, UNBOUNDED, integer_of, show};
 use crate::limits::{MAX_BAD_WORDS, MAX_CHOICES, MAX_PROMPTS, MAX_TOLD_BYTES};
 use crate::mixed_prompt::{self, Mixing};
 use crate::parameters::Parameters;
@@ -25,17 +25,11 @@ pub(super) const MIN_P: f64 = 0.05;
 /// How llama-server writes "any seed", besides -1.
 pub(super) const ANY_SEED: u64 = u32::MAX as u64;
 
-/// The samplers in the order in which they apply here.
-pub(super) const SAMPLERS: &[&str] = &["penalties", "temperature", "min_p", "top_k", "typ_p", "top_p"];
-/// Samplers of llama-server that are always off here, so their place does not matter.
-const OFF_SAMPLERS: &[&str] = &["dry", "xtc", "top_n_sigma"];
-
 /// A parameter that is not there, and which values ask for nothing.
 type Refused = (&'static str, fn(&Value) -> bool);
 
 /// Parameters that are refused unless they are off, besides those that no endpoint has.
 pub(crate) const REFUSED: &[Refused] = &[
-    ("post_sampling_probs", is_off),
     ("return_progress", is_off),
     ("response_fields", is_empty),
     ("n_indent", is_off),
@@ -48,16 +42,8 @@ pub(crate) const REFUSED: &[Refused] = &[
     ("return_tokens_as_token_ids", is_off),
 ];
 
-/// Fields that change nothing in the answer: what belongs to samplers that are off, and what says how to compute it.
+/// Fields that change nothing in the answer: what belongs to a sampler that is off, and what says how to compute it.
 pub(crate) const HARMLESS: &[&str] = &[
-    "dynatemp_exponent",
-    "xtc_threshold",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "dry_sequence_breakers",
-    "mirostat_tau",
-    "mirostat_eta",
     "adaptive_decay",
     "backend_sampling",
     "sse_ping_interval",
@@ -104,7 +90,7 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
     refuse(&mut fields)?;
     let own = Own::take(&mut fields, served)?;
     own.assume(&mut fields);
-    let mut parameters = Parameters::take(&mut fields, state, served)?;
+    let mut parameters = Parameters::take_up_to(UNBOUNDED, &mut fields, state, served)?;
     own.apply(&mut parameters)?;
     parameters.check(served)?;
 
@@ -118,7 +104,7 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
     let prompts: Vec<Vec<u32>> = prompts.into_iter().map(encode).collect::<Result<_, _>>()?;
     let ignored = unsupported::check_rest(fields, state)?;
     let texts: Vec<String> = prompts.iter().map(|tokens| served.model.tokenizer.decode(tokens, false)).collect();
-    let settings = shape::settings(&parameters.sampling, parameters.stream);
+    let settings = shape::settings(&parameters.sampling, &parameters.samplers, parameters.stream);
     check_told(&texts, &settings, parameters.num_choices)?;
     Ok(Prepared { parameters, prompts, texts, settings, predict_limit: own.predict_limit, ignored })
 }
@@ -160,8 +146,7 @@ struct Own {
     return_tokens: bool,
     temperature: f64,
     seed: Option<Value>,
-    repeat_last_n: Option<i64>,
-    samplers: Option<Vec<&'static str>>,
+    post_sampling_probs: bool,
     biases: Vec<(u32, f32)>,
     /// Tokens whose bias is `false`: they are never chosen.
     banned: Vec<u32>,
@@ -186,12 +171,13 @@ impl Own {
             num_probs: num_probs.filter(|num| *num > 0).map(|num| num as u32),
             return_tokens: fields.boolean("return_tokens")?.unwrap_or(false),
             // Less than 0 is greedy too.
-            temperature: fields.number("temperature", -1.0..=2.0)?.map_or(TEMPERATURE, |number| number.max(0.0)),
+            temperature: fields
+                .number("temperature", -UNBOUNDED..=UNBOUNDED)?
+                .map_or(TEMPERATURE, |number| number.max(0.0)),
             seed: fields
                 .take("seed")
                 .filter(|seed| integer_of(seed).is_none_or(|seed| seed != -1 && seed != ANY_SEED as i64)),
-            repeat_last_n: fields.integer("repeat_last_n", -1..=i64::from(i32::MAX))?,
-            samplers: samplers(fields)?,
+            post_sampling_probs: fields.boolean("post_sampling_probs")?.unwrap_or(false),
             biases,
             banned,
             predict_limit: predict_limit.filter(|ms| *ms > 0).map(Duration::from_millis),
@@ -235,86 +221,12 @@ impl Own {
         }
         parameters.details.logprobs = self.num_probs;
         sampling.logprobs = self.num_probs;
+        sampling.logprobs_of_draw = self.post_sampling_probs;
         parameters.details.token_ids |= self.return_tokens;
         sampling.logit_bias = self.biases.clone();
         sampling.bad_words.extend(self.banned.iter().map(|&token| vec![token]));
-        if let Some(samplers) = &self.samplers {
-            leave_out(sampling, samplers);
-        }
-        limit_penalties(self.repeat_last_n, "repeat_last_n", sampling)
+        Ok(())
     }
-}
-
-/// Applies `repeat_last_n`, which came in the field `field`: penalties look at the whole text here, and not at its last tokens.
-pub(crate) fn limit_penalties(last_n: Option<i64>, field: &str, sampling: &mut SamplingParams) -> Result<(), ApiError> {
-    let are_off =
-        (sampling.repetition_penalty - 1.0).abs() + sampling.presence_penalty.abs() + sampling.frequency_penalty.abs()
-            == 0.0;
-    match last_n {
-        None | Some(-1) => Ok(()),
-        Some(0) => {
-            penalties_off(sampling);
-            Ok(())
-        }
-        Some(_) if are_off => Ok(()),
-        Some(other) => {
-            let message = format!(
-                "{field} must be -1 (penalties look at the whole text on this server) or 0 (they are off), got {other}"
-            );
-            Err(ApiError::unsupported(field, message))
-        }
-    }
-}
-
-fn penalties_off(sampling: &mut SamplingParams) {
-    let off = SamplingParams::default();
-    sampling.repetition_penalty = off.repetition_penalty;
-    sampling.presence_penalty = off.presence_penalty;
-    sampling.frequency_penalty = off.frequency_penalty;
-}
-
-/// Turns off the samplers that a request does not name.
-fn leave_out(sampling: &mut SamplingParams, named: &[&str]) {
-    let off = SamplingParams::default();
-    for sampler in SAMPLERS.iter().filter(|sampler| !named.contains(*sampler)) {
-        match *sampler {
-            "penalties" => penalties_off(sampling),
-            // Greedy is a way to choose and no filter.
-            "temperature" if sampling.temperature > 0.0 => sampling.temperature = off.temperature,
-            "min_p" => sampling.min_p = off.min_p,
-            "top_k" => sampling.top_k = off.top_k,
-            "typ_p" => sampling.typical_p = off.typical_p,
-            "top_p" => sampling.top_p = off.top_p,
-            _ => {}
-        }
-    }
-}
-
-/// `samplers`: names in the order of [`SAMPLERS`].
-fn samplers(fields: &mut Fields) -> Result<Option<Vec<&'static str>>, ApiError> {
-    let Some(items) = fields.array("samplers")? else { return Ok(None) };
-    let mut named: Vec<&'static str> = Vec::new();
-    let mut left = SAMPLERS.iter();
-    for item in &items {
-        let name = match item.as_str() {
-            Some("typical_p" | "typical") => "typ_p",
-            Some(name) => name,
-            None => "",
-        };
-        if OFF_SAMPLERS.contains(&name) {
-            continue;
-        }
-        let Some(sampler) = left.find(|sampler| **sampler == name) else {
-            let message = format!(
-                "samplers must be names in the order in which they apply on this server, which is {}; got {} in another place",
-                SAMPLERS.join(", "),
-                show(item)
-            );
-            return Err(ApiError::unsupported("samplers", message));
-        };
-        named.push(*sampler);
-    }
-    Ok(Some(named))
 }
 
 /// Biases of tokens, and tokens that must not be chosen.

@@ -3,17 +3,24 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use taper_engine::{FinishReason, SamplingParams, Timings, TokenLogprobs, Usage};
+use taper_engine::{FinishReason, Mirostat, MirostatVersion, SamplingParams, Timings, TokenLogprobs, Usage};
 use taper_text::{Detokenizer, Tokenizer};
 
-use super::request::{ANY_SEED, Prepared, SAMPLERS};
+use super::request::{ANY_SEED, Prepared};
 use crate::answer::{self, AnswerPiece};
 use crate::generation::{Piece, Totals};
 use crate::state::Served;
 use crate::token_json::{Details, TokenWriter};
 
 /// `generation_settings`: what a request asks for, or is assumed to.
-pub(super) fn settings(sampling: &SamplingParams, stream: bool) -> Value {
+pub(super) fn settings(sampling: &SamplingParams, samplers: &[&str], stream: bool) -> Value {
+    let last_n = |num: Option<usize>| num.map_or(-1, |num| i64::try_from(num).unwrap_or(i64::MAX));
+    let version = match sampling.mirostat.map(|mirostat| mirostat.version) {
+        None => 0,
+        Some(MirostatVersion::One) => 1,
+        Some(MirostatVersion::Two) => 2,
+    };
+    let mirostat = sampling.mirostat.unwrap_or(Mirostat::new(MirostatVersion::Two));
     let bias = |&(token, bias): &(u32, f32)| json!({ "token": token, "bias": bias });
     let never = |word: &Vec<u32>| word.first().map(|token| json!({ "token": token, "bias": false }));
     let banned = sampling.bad_words.iter().filter(|word| word.len() == 1).filter_map(never);
@@ -21,19 +28,26 @@ pub(super) fn settings(sampling: &SamplingParams, stream: bool) -> Value {
     json!({
         "seed": sampling.seed.unwrap_or(ANY_SEED),
         "temperature": sampling.temperature,
-        "dynatemp_range": 0.0,
+        "dynatemp_range": sampling.dynamic_temperature.range,
+        "dynatemp_exponent": sampling.dynamic_temperature.exponent,
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
-        "top_n_sigma": -1.0,
-        "xtc_probability": 0.0,
+        "top_n_sigma": if sampling.top_n_sigma > 0.0 { sampling.top_n_sigma } else { -1.0 },
+        "xtc_probability": sampling.xtc.probability,
+        "xtc_threshold": sampling.xtc.threshold,
         "typical_p": sampling.typical_p,
-        "repeat_last_n": -1,
+        "repeat_last_n": last_n(sampling.penalty_last_n),
         "repeat_penalty": sampling.repetition_penalty,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
-        "dry_multiplier": 0.0,
-        "mirostat": 0,
+        "dry_multiplier": sampling.dry.multiplier,
+        "dry_base": sampling.dry.base,
+        "dry_allowed_length": sampling.dry.allowed_length,
+        "dry_penalty_last_n": last_n(sampling.dry.last_n),
+        "mirostat": version,
+        "mirostat_tau": mirostat.tau,
+        "mirostat_eta": mirostat.eta,
         "stop": sampling.stop,
         "max_tokens": num_tokens,
         "n_predict": num_tokens,
@@ -42,9 +56,9 @@ pub(super) fn settings(sampling: &SamplingParams, stream: bool) -> Value {
         "stream": stream,
         "logit_bias": sampling.logit_bias.iter().map(bias).chain(banned).collect::<Value>(),
         "n_probs": sampling.logprobs.unwrap_or(0),
-        "min_keep": 0,
-        "samplers": SAMPLERS,
-        "post_sampling_probs": false,
+        "min_keep": sampling.min_keep,
+        "samplers": samplers,
+        "post_sampling_probs": sampling.logprobs_of_draw,
         "lora": [],
     })
 }
@@ -155,10 +169,14 @@ impl Native {
     }
 
     fn probability(&self, found: &TokenLogprobs) -> Value {
-        let mut object = self.writer.entry_with_id(found.token, found.logprob);
+        let entry = |token: u32, logprob: f32| match self.sampling.logprobs_of_draw {
+            true => self.writer.entry_with_probability(token, logprob),
+            false => self.writer.entry_with_id(token, logprob),
+        };
+        let mut object = entry(found.token, found.logprob);
         let num_top = self.sampling.logprobs.unwrap_or(0) as usize;
-        let top = found.top.iter().take(num_top).map(|&(token, logprob)| self.writer.entry_with_id(token, logprob));
-        object["top_logprobs"] = top.collect();
+        let top = found.top.iter().take(num_top).map(|&(token, logprob)| entry(token, logprob));
+        object[if self.sampling.logprobs_of_draw { "top_probs" } else { "top_logprobs" }] = top.collect();
         object
     }
 

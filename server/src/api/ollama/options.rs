@@ -5,10 +5,9 @@
 
 use serde_json::{Value, json};
 
-use crate::api::native::limit_penalties;
 use crate::chat::check_single;
 use crate::errors::ApiError;
-use crate::fields::{Fields, integer_of, show};
+use crate::fields::{Fields, UNBOUNDED, integer_of, show};
 use crate::parameters::Parameters;
 use crate::state::{Served, ServerState};
 use crate::unsupported;
@@ -35,8 +34,8 @@ pub(crate) const REFUSED: &[Refused] = &[
     ("embedding_only", is_off),
 ];
 
-/// Options that change nothing in the answer: of a sampler that is off, and of a shift of the context, which there is not.
-pub(crate) const HARMLESS: &[&str] = &["mirostat_tau", "mirostat_eta", "num_keep"];
+/// Options that change nothing in the answer: of a shift of the context, which there is not.
+pub(crate) const HARMLESS: &[&str] = &["num_keep"];
 
 /// Options that say how to load and compute, which this server was told when it started; they are told among the ignored fields.
 pub(crate) const LOADING: &[&str] = &[
@@ -81,7 +80,6 @@ pub(super) fn take(
     refuse(&mut options)?;
     take_num_ctx(&mut options, state, served, ignored)?;
     let num_predict = options.integer("num_predict", -2..=i64::MAX)?;
-    let last_n = options.integer("repeat_last_n", -1..=i64::from(i32::MAX))?;
     // -1 is any.
     let seed = options.take("seed").filter(|seed| integer_of(seed) != Some(-1));
     let defaults = [
@@ -93,7 +91,7 @@ pub(super) fn take(
     for (name, value) in defaults {
         options.assume(name, value);
     }
-    let mut parameters = Parameters::take(&mut options, state, served)?;
+    let mut parameters = Parameters::take_up_to(UNBOUNDED, &mut options, state, served)?;
     check_single(&parameters)?;
     let sampling = &mut parameters.sampling;
     match num_predict {
@@ -107,7 +105,6 @@ pub(super) fn take(
         // Less than 0 is the rest of the context.
         Some(num) => sampling.max_tokens = usize::try_from(num).ok(),
     }
-    limit_penalties(last_n, "options.repeat_last_n", sampling)?;
     let unknown = unsupported::check_rest(options, state)?;
     ignored.extend(unknown.into_iter().map(|name| format!("{FIELD}.{name}")));
     Ok(parameters)

@@ -22,6 +22,7 @@ fn found(token: u32, logprob: f32, top: &[(u32, f32)]) -> TokenLogprobs {
 /// Answers to "hé" and "x", echoed, each with two choices, after the prompts' log-probabilities came.
 fn completion(details: Details) -> Completion {
     let parameters = Parameters {
+        samplers: Vec::new(),
         sampling: SamplingParams::default(),
         stream: false,
         include_usage: false,
@@ -106,6 +107,7 @@ fn prompt_logprobs_have_the_shape_of_vllm() {
 #[test]
 fn a_prompt_that_begins_with_an_added_token_begins_at_the_text() {
     let parameters = Parameters {
+        samplers: Vec::new(),
         sampling: SamplingParams::default(),
         stream: false,
         include_usage: false,
