@@ -306,6 +306,7 @@ impl SamplingArgs {
             max_tokens: self.max_tokens.map(|tokens| tokens as u64),
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
+            ..Parameters::default()
         }
     }
 }

@@ -4,7 +4,7 @@
 //! [`TABLE`] has a row per parameter: what `/set` knows, shows and completes.
 
 use serde::{Deserialize, Serialize};
-use taper_engine::{InvalidParam, SamplingParams};
+use taper_engine::{DynamicTemperature, InvalidParam, Mirostat, MirostatVersion, SamplingParams, Xtc};
 
 /// Defaults of `taper chat` and `taper run`; other parameters have those of [`SamplingParams`].
 pub(crate) const TEMPERATURE: f64 = 0.8;
@@ -32,6 +32,26 @@ pub(crate) struct Parameters {
     pub(crate) frequency_penalty: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) presence_penalty: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) repeat_last_n: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) top_n_sigma: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) dynatemp_range: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) dynatemp_exponent: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) xtc_probability: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) xtc_threshold: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) min_keep: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mirostat: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mirostat_tau: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mirostat_eta: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) seed: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -61,7 +81,7 @@ enum Slot {
 }
 
 /// Every parameter.
-pub(crate) static TABLE: [Parameter; 12] = [
+pub(crate) static TABLE: [Parameter; 22] = [
     Parameter {
         name: "temperature",
         help: "0 takes the most probable token always [0.8]",
@@ -101,6 +121,48 @@ pub(crate) static TABLE: [Parameter; 12] = [
         name: "presence_penalty",
         help: "taken from logits of tokens of the answer [0]",
         slot: Slot::Number(|p| &mut p.presence_penalty),
+    },
+    Parameter {
+        name: "repeat_last_n",
+        help: "tokens that these penalties look at, 0 for none [all]",
+        slot: Slot::Whole(|p| &mut p.repeat_last_n),
+    },
+    Parameter {
+        name: "top_n_sigma",
+        help: "keep logits so many deviations below the largest, 0 for all [0]",
+        slot: Slot::Number(|p| &mut p.top_n_sigma),
+    },
+    Parameter {
+        name: "dynatemp_range",
+        help: "the temperature moves so far with the entropy [0]",
+        slot: Slot::Number(|p| &mut p.dynatemp_range),
+    },
+    Parameter {
+        name: "dynatemp_exponent",
+        help: "the power at which it moves [1]",
+        slot: Slot::Number(|p| &mut p.dynatemp_exponent),
+    },
+    Parameter {
+        name: "xtc_probability",
+        help: "how often the top choices are left out [0]",
+        slot: Slot::Number(|p| &mut p.xtc_probability),
+    },
+    Parameter {
+        name: "xtc_threshold",
+        help: "what is a top choice: least probability [0.1]",
+        slot: Slot::Number(|p| &mut p.xtc_threshold),
+    },
+    Parameter { name: "min_keep", help: "tokens that are kept at least [0]", slot: Slot::Whole(|p| &mut p.min_keep) },
+    Parameter {
+        name: "mirostat",
+        help: "1 or 2 holds the surprise of tokens, 0 does not [0]",
+        slot: Slot::Whole(|p| &mut p.mirostat),
+    },
+    Parameter { name: "mirostat_tau", help: "the surprise in bits [5]", slot: Slot::Number(|p| &mut p.mirostat_tau) },
+    Parameter {
+        name: "mirostat_eta",
+        help: "the share of an error that is corrected at once [0.1]",
+        slot: Slot::Number(|p| &mut p.mirostat_eta),
     },
     Parameter { name: "seed", help: "the same seed gives the same answer [none]", slot: Slot::Whole(|p| &mut p.seed) },
     Parameter {
@@ -183,6 +245,17 @@ impl Parameters {
             message: format!("must be at most {most}, not {value}"),
         };
         let top_k = self.top_k.unwrap_or(TOP_K);
+        let count = |tokens: u64| usize::try_from(tokens).unwrap_or(usize::MAX);
+        let version = match self.mirostat.unwrap_or(0) {
+            0 => None,
+            1 => Some(MirostatVersion::One),
+            2 => Some(MirostatVersion::Two),
+            other => return Err(whole("mirostat", other, "2")),
+        };
+        let mirostat = version.map(|version| {
+            let plain = Mirostat::new(version);
+            Mirostat { version, tau: number(self.mirostat_tau, plain.tau), eta: number(self.mirostat_eta, plain.eta) }
+        });
         let params = SamplingParams {
             temperature: self.temperature.unwrap_or(TEMPERATURE) as f32,
             top_k: top_k.try_into().map_err(|_| whole("top_k", top_k, "4294967295"))?,
@@ -192,9 +265,21 @@ impl Parameters {
             repetition_penalty: number(self.repetition_penalty, plain.repetition_penalty),
             frequency_penalty: number(self.frequency_penalty, plain.frequency_penalty),
             presence_penalty: number(self.presence_penalty, plain.presence_penalty),
+            penalty_last_n: self.repeat_last_n.map(count),
+            top_n_sigma: number(self.top_n_sigma, plain.top_n_sigma),
+            dynamic_temperature: DynamicTemperature {
+                range: number(self.dynatemp_range, plain.dynamic_temperature.range),
+                exponent: number(self.dynatemp_exponent, plain.dynamic_temperature.exponent),
+            },
+            xtc: Xtc {
+                probability: number(self.xtc_probability, plain.xtc.probability),
+                threshold: number(self.xtc_threshold, plain.xtc.threshold),
+            },
+            min_keep: self.min_keep.map_or(plain.min_keep, count),
+            mirostat,
             seed: self.seed,
             // More than memory can hold is as good as no bound.
-            max_tokens: self.max_tokens.map(|tokens| usize::try_from(tokens).unwrap_or(usize::MAX)),
+            max_tokens: self.max_tokens.map(count),
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
             ..plain
@@ -235,6 +320,7 @@ mod tests {
     fn every_parameter_can_be_set_shown_and_taken_back() {
         for row in &TABLE {
             let value = match row.slot {
+                _ if row.name == "mirostat" => "2",
                 Slot::Number(_) => "0.5",
                 Slot::Whole(_) => "7",
                 Slot::Texts(_) => "[\"a\",\"b\\n\"]",
@@ -266,6 +352,8 @@ mod tests {
             ("stop", "\"\"", "empty"),
             ("ignore_eos", "maybe", "true or false"),
             ("temprature", "1", "did you mean temperature?"),
+            ("mirostat", "3", "mirostat: must be at most 2, not 3"),
+            ("xtc_probability", "2", "between 0 and 1, not 2"),
             ("quantum", "1", "there is no parameter \"quantum\""),
         ] {
             let refused = parameters.set(name, value).unwrap_err();
