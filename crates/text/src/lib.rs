@@ -36,12 +36,12 @@ mod tool_format;
 mod vocabulary;
 
 pub use answer_parser::{AnswerParser, AnswerPart, AnswerSyntax, ToolSyntax};
-pub use chat_template::{ChatMessage, ChatTemplate, RenderContext, TemplateError};
+pub use chat_template::{ChatMessage, ChatTemplate, RenderContext, TemplateError, Unshown};
 pub use detokenizer::Detokenizer;
 pub use error::Error;
 pub use grammar::{AnswerGrammar, AnswerTool, BitMask, Calls, Grammar, GrammarCompiler, GrammarError, GrammarSpec};
 pub use pre_tokenizer::supported_names as supported_pre_tokenizers;
-pub use prompt::Prompt;
+pub use prompt::{ContinuedPrompt, Prompt};
 pub use reasoning::{ReasoningMarks, ReasoningStart};
 pub use stop_matcher::{StopMatcher, StopOutput};
 pub use strftime::strftime;
