@@ -141,8 +141,9 @@ impl Reading {
         let marks = marks.chain(reasoning.iter().flat_map(|(marks, _)| [marks.start, marks.end]));
         let tokenizer = &served.model.tokenizer;
         parameters.sampling.shown_tokens = marks.filter_map(|mark| tokenizer.control_token(mark)).collect();
+        let reasoning = reasoning.filter(|_| thoughts != Thoughts::InText);
         Reading {
-            syntax: AnswerSyntax { reasoning: reasoning.filter(|_| thoughts != Thoughts::InText), tools },
+            syntax: AnswerSyntax { reasoning, tools, goes_on: false },
             tells_thoughts: thoughts == Thoughts::Apart,
             max_calls: usize::MAX,
             stop_watch: None,

@@ -191,7 +191,7 @@ struct AnswerWriter {
 
 impl AnswerWriter {
     fn new(reasoning: Option<(ReasoningMarks, ReasoningStart)>, is_shown: bool) -> AnswerWriter {
-        let parser = AnswerParser::new(AnswerSyntax { reasoning, tools: None });
+        let parser = AnswerParser::new(AnswerSyntax { reasoning, ..AnswerSyntax::default() });
         let renderer = Renderer::new(color::of_stdout(ColorChoice::Never));
         AnswerWriter { parser, renderer, is_shown, text: String::new(), thoughts: String::new() }
     }
