@@ -454,7 +454,10 @@ async fn what_is_wrong_is_refused_by_name() {
         (json!({ "messages": "hi" }), "messages must be an array"),
         (said(json!({ "role": "wizard", "content": "" })), "messages[0].role must be"),
         (said(json!({ "role": "user", "content": "hi", "images": ["aGk="] })), "messages[0].images is not supported"),
-        (said(json!({ "role": "assistant", "content": "a" })), "messages must end"),
+        (
+            said(json!({ "role": "assistant", "tool_calls": [{ "function": { "name": "f" } }] })),
+            "messages ends with calls",
+        ),
         (said(json!({ "role": "user", "content": "x".repeat(5000) })), "the context of this model holds"),
         (json!({ "stream": "yes" }), "stream must be true or false"),
         (json!({ "keep_alive": "soon" }), "keep_alive must be"),

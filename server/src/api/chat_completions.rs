@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use taper_engine::MAX_LOGPROBS;
 
 use crate::answer::{self, Answering};
-use crate::chat::{self, ChatStream, Conversation, Reading, Thoughts};
+use crate::chat::{self, ChatStream, Conversation, Opening, Reading, Thoughts};
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 use crate::generation::Generation;
@@ -107,6 +107,7 @@ pub(crate) fn conversation(fields: &mut Fields, served: &Served) -> Result<Conve
         parallel_calls: parallel,
         thoughts,
         variables,
+        opening: Opening::take(fields)?,
     })
 }
 

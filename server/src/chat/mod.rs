@@ -7,6 +7,7 @@
 mod dialect;
 mod form;
 mod history;
+mod opening;
 mod render;
 mod single;
 mod stop_watch;
@@ -16,6 +17,7 @@ mod tools;
 use serde_json::{Map, Value};
 use taper_text::{AnswerSyntax, ChatMessage, ReasoningMarks, ReasoningStart, ToolSyntax};
 
+use self::render::{Part, Rendered};
 use self::stop_watch::StopWatch;
 use crate::errors::ApiError;
 use crate::parameters::Parameters;
@@ -25,6 +27,7 @@ use crate::state::Served;
 pub(crate) use dialect::Dialect;
 pub(crate) use form::unkept_strictness;
 pub(crate) use history::{CallNames, arguments_of, call_of, merge_turns, take_function};
+pub(crate) use opening::Opening;
 pub(crate) use render::{count, encode, render};
 pub(crate) use single::{End, Events, Protocol, check_single, send};
 pub(crate) use stream::{ChatPart, ChatPiece, ChatStream, Ending};
@@ -46,6 +49,8 @@ pub(crate) struct Conversation {
     pub(crate) thoughts: Thoughts,
     /// Variables for the template.
     pub(crate) variables: Map<String, Value>,
+    /// Where the answer begins.
+    pub(crate) opening: Opening,
 }
 
 impl Conversation {
@@ -99,17 +104,25 @@ pub(crate) fn prepare(
     parameters: &mut Parameters,
 ) -> Result<Prepared, ApiError> {
     let offered = conversation.offered();
-    let rendered = render(served, conversation, true)?;
+    let Rendered { prompt: rendered, continued } = render(served, conversation)?;
     let prompt = encode(served, &rendered, conversation.messages_field, true)?;
     let dialect = &served.dialect;
-    let reasoning = dialect.reasoning.map(|marks| (marks, marks.at_end_of(&rendered.text())));
-    let form = form::of_answer(conversation, offered, dialect.format, reasoning, parameters.form.take())?;
+    let start = |marks: ReasoningMarks| match continued {
+        None => marks.at_end_of(&rendered.text()),
+        Some(Part::Thoughts) => ReasoningStart::Open,
+        Some(Part::Text) => ReasoningStart::Over,
+    };
+    let reasoning = dialect.reasoning.map(|marks| (marks, start(marks)));
+    let in_text = continued == Some(Part::Text);
+    let form = form::of_answer(conversation, offered, dialect.format, reasoning, parameters.form.take(), in_text)?;
     let is_certain = form.as_ref().is_some_and(form::has_calls);
     parameters.form = form;
     let names = || offered.iter().map(|tool| tool.name.clone()).collect();
     let tools = (!offered.is_empty()).then(|| ToolSyntax { format: dialect.format, names: names(), is_certain });
     let max_calls = if conversation.parallel_calls { usize::MAX } else { 1 };
-    let reading = Reading { max_calls, ..Reading::new(served, reasoning, tools, conversation.thoughts, parameters) };
+    let mut reading = Reading::new(served, reasoning, tools, conversation.thoughts, parameters);
+    reading.max_calls = max_calls;
+    reading.syntax.goes_on = continued.is_some();
     Ok(Prepared { prompt, reading })
 }
 

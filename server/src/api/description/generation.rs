@@ -170,9 +170,29 @@ pub(super) fn template_variables() -> Named {
     ("chat_template_kwargs", map("Variables for the chat template, such as {\"enable_thinking\": false}."))
 }
 
+/// Where an answer begins.
+pub(super) fn opening_fields() -> [Named; 2] {
+    [
+        (
+            "continue_final_message",
+            boolean(
+                "vLLM's: go on with a last message of the assistant, or do not; where neither this nor add_generation_prompt is given, it \
+                 is continued.",
+            ),
+        ),
+        (
+            "add_generation_prompt",
+            boolean("vLLM's: false leaves out the beginning of an answer, true begins one even behind the assistant."),
+        ),
+    ]
+}
+
 /// What the model may call, what it may know of the conversation besides, and what of its thoughts is told.
 pub(super) fn conversation_fields() -> Vec<Named> {
+    let [continues, adds] = opening_fields();
     vec![
+        continues,
+        adds,
         messages(),
         ("tools", array(reference("Tool"), "What the model may call.")),
         ("tool_choice", tool_choice()),
@@ -210,7 +230,7 @@ fn message() -> Value {
                 "content",
                 nullable(any_of(
                     vec![json!({ "type": "string" }), array(part, "")],
-                    "What is said; only a message with calls may have none.",
+                    "What is said; only a message with calls or thoughts may have none.",
                 )),
             ),
             ("name", string("Which of several speakers of a role.")),

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::Operation;
-use super::generation::{shared_fields, template_variables};
+use super::generation::{opening_fields, shared_fields, template_variables};
 use super::schema::{
     Named, all, any_of, array, boolean, integer, integer_from, map, null, nullable, object, one_of, optional,
     reference, string, strings,
@@ -97,7 +97,7 @@ fn message() -> Value {
     );
     let block = any_of(vec![text_block(), thinking, redacted, tool_use, tool_result], "");
     all(vec![
-        ("role", one_of(&["user", "assistant"], "Who says it; the last one is of the user.")),
+        ("role", one_of(&["user", "assistant"], "Who says it; the answer goes on with a last text of the assistant.")),
         ("content", any_of(vec![json!({ "type": "string" }), array(block, "")], "What is said.")),
     ])
 }
@@ -161,6 +161,7 @@ fn request(required: &[&str]) -> Value {
         ("mcp_servers", json!({ "description": "Not supported." })),
         template_variables(),
     ];
+    fields.extend(opening_fields());
     fields.extend(without_several(shared_fields()));
     object(fields, required)
 }

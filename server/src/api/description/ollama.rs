@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use taper_engine::MAX_LOGPROBS;
 
 use super::Operation;
-use super::generation::{conversation_fields, shared_fields};
+use super::generation::{conversation_fields, opening_fields, shared_fields};
 use super::messages::without_several;
 use super::schema::{
     Named, all, any_of, array, boolean, ids, integer, integer_from, integer_in, map, number, number_in, object, one_of,
@@ -203,6 +203,7 @@ fn chat_request() -> Value {
     let mut fields = common_fields();
     fields.push(("messages", array(message(), "The conversation so far; without any nothing is answered.")));
     let of_tools = |name: &str| ["tools", "tool_choice", "parallel_tool_calls"].contains(&name);
+    fields.extend(opening_fields());
     fields.extend(conversation_fields().into_iter().filter(|(name, _)| of_tools(name)));
     optional(fields)
 }

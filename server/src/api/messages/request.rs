@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::history;
 use crate::api::chat_completions::{reasoning_effort, switch_thinking, template_variables};
-use crate::chat::{self, Conversation, Reading, Thoughts, Tool, ToolChoice, check_single, check_tools};
+use crate::chat::{self, Conversation, Opening, Reading, Thoughts, Tool, ToolChoice, check_single, check_tools};
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 use crate::grammar_fields::{Form, schema};
@@ -62,8 +62,18 @@ pub(super) fn read(body: &[u8], state: &ServerState, served: &Served) -> Result<
     refuse_servers(&mut fields)?;
     // Who asks, which changes nothing.
     drop(fields.object("metadata")?.map(Fields::into_rest));
-    let conversation =
-        Conversation { messages, messages_field: "messages", tools, tool_choice, parallel_calls, thoughts, variables };
+    let opening = Opening::take(&mut fields)?;
+    let conversation = Conversation {
+        messages,
+        messages_field: history::FIELD,
+        tools,
+        tool_choice,
+        parallel_calls,
+        thoughts,
+        variables,
+        opening,
+    };
+    history::check_continued(&conversation)?;
     ignored.extend(unsupported::check_rest(fields, state)?);
     Ok(Asked { parameters, conversation, ignored })
 }

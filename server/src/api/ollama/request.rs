@@ -6,7 +6,7 @@ use taper_text::{ChatMessage, GrammarSpec};
 use super::shape::{Answer, Kind, nothing_to_answer};
 use super::{history, keep_alive, names, options};
 use crate::api::chat_completions::{read_logprobs, reasoning_effort, switch_thinking, tools};
-use crate::chat::{self, Conversation, Reading, Thoughts, ToolChoice};
+use crate::chat::{self, Conversation, Opening, Reading, Thoughts, ToolChoice};
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 use crate::grammar_fields::Form;
@@ -44,6 +44,7 @@ pub(crate) fn prepare_chat(body: &[u8], state: &ServerState, served: &Served) ->
     let mut common = Common::take(&mut fields, state, served)?;
     let messages = history::take(&mut fields)?;
     let tools::Offer { tools, choice, parallel } = tools::take(&mut fields)?;
+    let opening = Opening::take(&mut fields)?;
     common.ignored.extend(unsupported::check_rest(fields, state)?);
     if messages.is_empty() {
         return Ok(common.nothing(Kind::Chat));
@@ -56,6 +57,7 @@ pub(crate) fn prepare_chat(body: &[u8], state: &ServerState, served: &Served) ->
         parallel_calls: parallel,
         thoughts: common.thoughts,
         variables: std::mem::take(&mut common.variables),
+        opening,
     };
     let prepared = chat::prepare(served, &conversation, &mut common.parameters)?;
     Ok(common.answer(served, Kind::Chat, "messages", prepared, None))
@@ -93,6 +95,7 @@ pub(crate) fn prepare_generate(body: &[u8], state: &ServerState, served: &Served
             parallel_calls: true,
             thoughts: common.thoughts,
             variables: std::mem::take(&mut common.variables),
+            opening: Opening::NewTurn,
         };
         chat::prepare(served, &conversation, &mut common.parameters)?
     };

@@ -6,7 +6,7 @@ use taper_text::GrammarSpec;
 
 use super::{history, tools};
 use crate::api::chat_completions::{reasoning_effort, template_variables};
-use crate::chat::{self, Conversation, Reading, Thoughts, check_single};
+use crate::chat::{self, Conversation, Opening, Reading, Thoughts, check_single};
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 use crate::grammar_fields::{Form, schema};
@@ -61,6 +61,7 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
         parallel_calls,
         thoughts: Thoughts::Apart,
         variables,
+        opening: Opening::take(&mut fields)?,
     };
     ignored.extend(unsupported::check_rest(fields, state)?);
     ignored.extend(chat::unkept_strictness(served, &conversation, parameters.form.is_some()));
