@@ -418,6 +418,59 @@ fn a_served_model_answers_as_it_does_over_its_api() {
 }
 
 #[test]
+fn an_answer_goes_on_where_it_ended() {
+    let cut = |text: &str| {
+        let cut = event(&json!({ "choices": [{ "delta": { "content": text }, "finish_reason": "length" }] }));
+        respond(200, "text/event-stream", &(cut + "data: [DONE]\n\n"))
+    };
+    let refused = respond(400, "application/json", r#"{"error":"cannot be continued"}"#);
+    let fake = Fake::with_streams(&[cut("One,"), refused, cut(" two"), streamed(&[", three."]), streamed(&["Four."])]);
+    let home = tempfile::tempdir().unwrap();
+    let lines = "/continue\nhi\n/continue\n/continue\n/continue\n/save a.json\nmore\n/continue now\n";
+    let output = say(command(home.path(), &["--url", &fake.url]), lines);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "One,\n two\n, three.\nFour.\n", "{stderr}");
+    for words in
+        ["no answer to go on with", "cannot be continued; the conversation is as it was", "takes nothing behind it"]
+    {
+        assert!(stderr.contains(words), "{words} in {stderr}");
+    }
+    let (user, assistant) =
+        (json!({ "role": "user", "content": "hi" }), |text| json!({ "role": "assistant", "content": text }));
+    let file: Value = serde_json::from_str(&std::fs::read_to_string(home.path().join("a.json")).unwrap()).unwrap();
+    assert_eq!(file["messages"], json!([user, assistant("One, two, three.")]));
+    let bodies = fake.bodies();
+    assert_eq!(bodies.len(), 5);
+    for (body, begun) in bodies[1..4].iter().zip(["One,", "One,", "One, two"]) {
+        assert_eq!(body["messages"], json!([user, assistant(begun)]));
+        assert_eq!((&body["continue_final_message"], &body["add_generation_prompt"]), (&json!(true), &json!(false)));
+    }
+    assert_eq!((bodies[4]["messages"].as_array().unwrap().len(), bodies[4].get("continue_final_message")), (3, None));
+}
+
+#[test]
+fn an_answer_goes_on_here_as_it_does_on_a_server() {
+    let home = tempfile::tempdir().unwrap();
+    let model = home.path().join("tiny.gguf");
+    std::fs::write(&model, TinyModel { context: 256, ..TinyModel::default() }.to_gguf()).unwrap();
+    let server = server::Server::start(&model, &["--threads", "1"]);
+    let common = ["--temperature", "0", "--max-tokens", "12", "--ignore-eos"];
+    let chat = |arguments: &[&str], file: &str| {
+        let lines = format!("hi\n/continue\n/save {file}\n");
+        let output = say(command(home.path(), &[&common, arguments].concat()), &lines);
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(stderr.matches("12 tokens").count(), 2, "{stderr}");
+        let file = std::fs::read_to_string(home.path().join(file)).unwrap();
+        let messages = serde_json::from_str::<Value>(&file).unwrap()["messages"].clone();
+        assert_eq!(messages.as_array().unwrap().len(), 2, "{messages}");
+        (String::from_utf8_lossy(&output.stdout).into_owned(), messages)
+    };
+    let here = chat(&["--model", model.to_str().unwrap(), "--threads", "1"], "here.json");
+    let there = chat(&["--url", &server.url], "there.json");
+    assert_eq!(here, there);
+}
+
+#[test]
 fn ctrl_c_drops_the_stream_and_not_the_chat() {
     let (sender, gone) = channel();
     let sender = std::sync::Mutex::new(sender);

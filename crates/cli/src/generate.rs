@@ -8,7 +8,7 @@ use std::future::Future;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use taper_engine::{Event, FinishReason, Request, Timings, Usage};
-use taper_text::{ChatMessage, EncodeOptions, Prompt, RenderContext};
+use taper_text::{ChatMessage, EncodeOptions, Prompt, ReasoningMarks, RenderContext};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -71,7 +71,8 @@ impl Answer {
     }
 }
 
-/// The tokens of a conversation, with the beginning of an answer at its end. Names of special tokens in messages are text.
+/// The tokens of a conversation, with the beginning of an answer at its end; one that ends with an answer ends within it. Names of
+/// special tokens in messages are text.
 pub(crate) fn chat_tokens(loaded: &Loaded, messages: &[ChatMessage]) -> Result<Vec<u32>> {
     Ok(loaded.tokenizer.encode_prompt(&chat_prompt(loaded, messages)?, true)?)
 }
@@ -87,6 +88,10 @@ pub(crate) fn chat_prompt(loaded: &Loaded, messages: &[ChatMessage]) -> Result<P
         add_generation_prompt: true,
         ..RenderContext::default()
     };
+    if messages.last().is_some_and(|last| last.role == "assistant") {
+        let marks = ReasoningMarks::find(template, &loaded.tokenizer);
+        return Ok(template.continued(&loaded.tokenizer, messages, &context, marks)?.prompt);
+    }
     Ok(template.prompt(&loaded.tokenizer, messages, &context)?)
 }
 

@@ -138,10 +138,22 @@ impl Chat {
         }
     }
 
-    /// Answers a conversation, which then is the one that goes on.
+    /// Goes on with the last answer.
+    fn go_on(&mut self) -> Result<()> {
+        match self.conversation.last_answer() {
+            Some(_) => self.answer(self.conversation.clone()),
+            None => bail!("there is no answer to go on with"),
+        }
+    }
+
+    /// Answers a conversation, or goes on with the answer that it ends with; it then is the one that goes on.
     fn answer(&mut self, mut conversation: Conversation) -> Result<()> {
         self.turns.asked += 1;
-        let mut renderer = Renderer::new(self.shown);
+        let begun = conversation.last_answer().map(str::to_owned);
+        let mut renderer = match &begun {
+            Some(text) => Renderer::behind(self.shown, text),
+            None => Renderer::new(self.shown),
+        };
         let (mut is_begun, mut is_thinking, is_dimmed) = (false, false, self.is_dimmed);
         let mut show = |said: Said<'_>| -> Result<()> {
             match said {
@@ -186,7 +198,10 @@ impl Chat {
         }
         self.note(&reply.summary());
         // What was said before Ctrl-C was said.
-        conversation.answer(reply.text);
+        match begun {
+            Some(_) => conversation.go_on(&reply.text),
+            None => conversation.answer(reply.text),
+        }
         self.conversation = conversation;
         self.turns.answered += 1;
         Ok(())

@@ -40,7 +40,7 @@ pub(super) enum Completes {
 }
 
 /// Every command, in the order of the help.
-pub(super) static ROWS: [Row; 11] = [
+pub(super) static ROWS: [Row; 12] = [
     Row {
         name: "/system",
         aliases: &[],
@@ -96,6 +96,14 @@ pub(super) static ROWS: [Row; 11] = [
         help: "answer the last message anew",
         completes: Completes::Nothing,
         run: |chat, _| chat.answer_anew().map(|()| Next::GoOn),
+    },
+    Row {
+        name: "/continue",
+        aliases: &[],
+        arguments: "",
+        help: "go on with the last answer, such as one that the limit or Ctrl-C has cut",
+        completes: Completes::Nothing,
+        run: |chat, _| chat.go_on().map(|()| Next::GoOn),
     },
     Row {
         name: "/clear",

@@ -62,6 +62,19 @@ impl Conversation {
         self.messages.push(ChatMessage::new(ASSISTANT, text));
     }
 
+    /// The answer that the conversation ends with, if it says something.
+    pub(super) fn last_answer(&self) -> Option<&str> {
+        let last = self.messages.last().filter(|last| last.role == ASSISTANT)?;
+        Some(last.content.as_str()).filter(|text| !text.trim().is_empty())
+    }
+
+    /// Adds to the answer that the conversation ends with.
+    pub(super) fn go_on(&mut self, text: &str) {
+        if let Some(last) = self.messages.last_mut().filter(|last| last.role == ASSISTANT) {
+            last.content.push_str(text);
+        }
+    }
+
     /// The same without the answers to its last message; `None` where nothing was said that could be answered anew.
     pub(super) fn unanswered(&self) -> Option<Conversation> {
         let last = self.messages.iter().rposition(|message| message.role == USER)?;
@@ -187,6 +200,19 @@ mod tests {
         assert_eq!(texts, ["a", "b", "c"]);
         assert_eq!(conversation.len(), 4, "until there is a new one, the old one stays");
         assert_eq!(talk(Some("x"), &[]).unanswered(), None);
+    }
+
+    #[test]
+    fn what_is_added_to_an_answer_is_part_of_it() {
+        let mut conversation = talk(None, &[("a", "b")]);
+        assert_eq!(conversation.last_answer(), Some("b"));
+        conversation.go_on(" c");
+        assert_eq!((conversation.last_answer(), conversation.len()), (Some("b c"), 2));
+        conversation.say("d");
+        conversation.go_on("e");
+        assert_eq!((conversation.last_answer(), conversation.len()), (None, 3), "nothing is answered yet");
+        conversation.answer("\n".into());
+        assert_eq!(conversation.last_answer(), None);
     }
 
     #[test]

@@ -241,7 +241,8 @@ impl Talker for Remote {
     }
 }
 
-/// The request. Only what somebody asked for is in it: not every server knows every parameter.
+/// The request. Only what somebody asked for is in it: not every server knows every parameter. To go on with an answer is
+/// asked for in vLLM's words; llama.cpp's server does so by itself.
 fn body(model: &str, prompt: &[ChatMessage], parameters: &Parameters) -> Result<Value> {
     let mut body = json!({
         "model": model,
@@ -251,6 +252,10 @@ fn body(model: &str, prompt: &[ChatMessage], parameters: &Parameters) -> Result<
     });
     if let (Value::Object(body), Value::Object(parameters)) = (&mut body, serde_json::to_value(parameters)?) {
         body.extend(parameters);
+    }
+    if prompt.last().is_some_and(|last| last.role == "assistant") {
+        body["add_generation_prompt"] = false.into();
+        body["continue_final_message"] = true.into();
     }
     Ok(body)
 }
@@ -459,9 +464,12 @@ mod tests {
     fn the_request_has_what_was_asked_for_and_no_more() {
         let mut parameters = Parameters::default();
         parameters.set("max_tokens", "7").unwrap();
-        let body = body("m", &[ChatMessage::new("user", "hi")], &parameters).unwrap();
+        let body_of = |prompt: &[ChatMessage]| body("m", prompt, &parameters).unwrap();
+        let body = body_of(&[ChatMessage::new("user", "hi")]);
         let keys: Vec<&String> = body.as_object().unwrap().keys().collect();
         assert_eq!(keys, ["model", "messages", "stream", "stream_options", "max_tokens"]);
+        let body = body_of(&[ChatMessage::new("user", "hi"), ChatMessage::new("assistant", "he")]);
+        assert_eq!((&body["add_generation_prompt"], &body["continue_final_message"]), (&json!(false), &json!(true)));
     }
 
     #[test]

@@ -20,7 +20,8 @@ pub(super) trait Talker {
     /// Where it is, for `/show`: the context, or the address.
     fn place(&self) -> String;
 
-    /// Answers the last message of `prompt` and hands the text to `show` as it comes; Ctrl-C ends the answer.
+    /// Answers the last message of `prompt`, or goes on with it where it is an answer itself, and hands the text to `show` as it
+    /// comes; Ctrl-C ends the answer.
     ///
     /// # Errors
     /// When there is no answer, with the reason in words; the chat goes on after it.
