@@ -232,6 +232,7 @@ function viewOf(conversation, message, place) {
       change("", ({ messages }) => messages.splice(place));
       answer(conversation);
     };
+    actions.goOn = () => answer(conversation, message);
   }
   return new MessageView(message, actions);
 }
@@ -252,16 +253,18 @@ function ask(conversation, text, place = conversation.messages.length) {
   return true;
 }
 
-/** Has the open conversation answered as it stands. */
-async function answer(conversation) {
+/** Has the open conversation answered as it stands, or goes on with its last answer, `begun`. */
+async function answer(conversation, begun) {
   if (!isReady()) return;
   notice("");
   const { fields } = readParameters(settings.parameters);
   const { system, messages } = conversation;
-  const body = chatRequest({ model: byId("model").value, system, messages, fields });
-  const message = { role: "assistant", content: "", unfinished: true };
+  const body = chatRequest({ model: byId("model").value, system, messages, fields, continues: begun !== undefined });
+  const message = begun ?? { role: "assistant", content: "" };
+  for (const name of ["error", "note", "speed"]) delete message[name];
+  message.unfinished = true;
   const controller = new AbortController();
-  messages.push(message);
+  if (!begun) messages.push(message);
   runs.set(conversation.id, controller);
   touch(conversation);
   showConversation();

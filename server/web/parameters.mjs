@@ -41,8 +41,11 @@ export function readParameters(texts) {
   return { fields, faults };
 }
 
-/** The body of a chat request. Answers that never came to words are left out, and so is what a model thought before. */
-export function chatRequest({ model, system, messages, fields }) {
+/**
+ * The body of a chat request. Answers that never came to words are left out, and so is what a model thought before. With
+ * `continues` the last answer is to be gone on with.
+ */
+export function chatRequest({ model, system, messages, fields, continues = false }) {
   const said = messages.filter(({ role, content }) => role !== "assistant" || content !== "");
   const turns = said.map(({ role, content }) => ({ role, content }));
   if (system.trim() !== "") turns.unshift({ role: "system", content: system });
@@ -50,6 +53,7 @@ export function chatRequest({ model, system, messages, fields }) {
     ...(model ? { model } : {}),
     messages: turns,
     ...fields,
+    ...(continues ? { continue_final_message: true, add_generation_prompt: false } : {}),
     stream: true,
     stream_options: { include_usage: true },
   };

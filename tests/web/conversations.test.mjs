@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Bounded, Conversations, exported, imported, isFull, isOfUse, newConversation, titleOf } from "../../server/web/conversations.mjs";
+import { Bounded, Conversations, exported, imported, isCut, isFull, isOfUse, newConversation, titleOf } from "../../server/web/conversations.mjs";
 import { chatRequest, fault, PARAMETERS, readParameters } from "../../server/web/parameters.mjs";
 import { Stopwatch } from "../../server/web/speed.mjs";
 
@@ -147,6 +147,26 @@ test("a request holds the system prompt and what was said", () => {
     stream_options: { include_usage: true },
   });
   assert.deepEqual(Object.keys(chatRequest({ model: "", system: " ", messages: [], fields: {} })), ["messages", "stream", "stream_options"]);
+});
+
+test("a request may go on with the last answer", () => {
+  const messages = [
+    { role: "user", content: "a" },
+    { role: "assistant", content: "b", unfinished: true },
+  ];
+  const request = chatRequest({ model: "m", system: "", messages, fields: {}, continues: true });
+  assert.deepEqual(request.messages.at(-1), { role: "assistant", content: "b" });
+  assert.deepEqual([request.continue_final_message, request.add_generation_prompt], [true, false]);
+});
+
+test("an answer is cut that has words and may have had more", () => {
+  const check = (message, expected) => assert.equal(isCut({ role: "assistant", content: "b", ...message }), expected, JSON.stringify(message));
+  check({}, false);
+  check({ unfinished: true }, true);
+  check({ unfinished: true, error: "it broke" }, true);
+  check({ note: "cut at the limit of tokens" }, true);
+  check({ unfinished: true, content: "\n" }, false);
+  check({ unfinished: true, role: "user" }, false);
 });
 
 test("the line under an answer has what is known", () => {

@@ -102,8 +102,12 @@ class Stub:
         self._server.server_close()
 
     def chat(self, request):
-        """The pieces of an answer: texts, `{"reasoning": text}`, `wait` for the test, `forever`, `break` and `error`."""
+        """The pieces of an answer: texts, `{"reasoning": text}`, `wait` for the test, `forever`, `length`, `break` and `error`."""
         said = request["messages"][-1]["content"]
+        if request.get("continue_final_message"):
+            return ["wer", " that is whole."]
+        if said == "cut":
+            return ["an ans", ("length",)]
         if said == "markdown":
             return [MARKDOWN[at : at + 7] for at in range(0, len(MARKDOWN), 7)]
         if said == "hostile":
@@ -246,6 +250,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def stream(self, pieces):
         stub = self.server_stub
         self.chunk({"role": "assistant", "content": ""})
+        reason = "stop"
         for piece in pieces:
             match piece:
                 case ("wait",):
@@ -254,6 +259,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                     for count in range(100_000):
                         self.chunk({"content": f"word{count} "})
                         time.sleep(0.01)
+                case ("length",):
+                    reason = "length"
                 case ("break",):
                     return
                 case ("error",):
@@ -263,7 +270,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                     self.chunk({"reasoning_content": text})
                 case text:
                     self.chunk({"content": text})
-        self.chunk({}, "stop")
+        self.chunk({}, reason)
         usage = {"prompt_tokens": 200, "completion_tokens": len(pieces), "prompt_tokens_details": {"cached_tokens": 64}}
         timings = {"predicted_per_second": 123.4}
         self.frame({"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [], "usage": usage, "timings": timings})

@@ -195,6 +195,30 @@ class WithStub(Page):
         self.assertEqual(self.contents(), [("user", "hello")])
         self.assertEqual(len(self.browser.texts("#messages > li")), 2)
 
+    def test_a_cut_answer_is_continued(self):
+        go_on = f'{LAST} [data-action="continue"]'
+        for said, reason in [("break off", ".error"), ("cut", ".speed")]:
+            self.say(said)
+            self.browser.until("it is cut", lambda: self.browser.texts(go_on) == ["Continue"] and self.browser.texts(f"{LAST} {reason}"))
+            begun = self.answered("an ans")
+            before = len(self.browser.texts("#messages > li"))
+            self.picture("cut")
+            self.browser.click(go_on)
+            self.assertEqual(self.answered("whole."), f"{begun}wer that is whole.")
+            request = self.stub.requests[-1]
+            self.assertEqual(self.contents()[-1], ("assistant", begun))
+            self.assertEqual((request["continue_final_message"], request["add_generation_prompt"]), (True, False))
+            self.browser.until("it is cut no more", lambda: not self.browser.texts(go_on))
+            self.assertEqual(len(self.browser.texts("#messages > li")), before)
+            self.assertEqual([text for text in self.browser.texts(f"{LAST} .error") if text], [])
+        self.browser.reload()
+        self.browser.until_text(f"{LAST} .body", "an answer that is whole.")
+        self.say("more")
+        self.answered("to “more”.")
+        self.assertEqual(self.contents()[-2:], [("assistant", "an answer that is whole."), ("user", "more")])
+        self.assertNotIn("continue_final_message", self.stub.requests[-1])
+        self.assert_nothing_was_forbidden()
+
     def test_a_message_is_edited_and_what_followed_it_goes(self):
         self.say("hello")
         self.answered("number 1")
