@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -23,7 +24,7 @@ use taper_testkit::tiny::TinyModel;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A request as it arrived.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Request {
     /// `POST /v1/chat/completions`.
     what: String,
@@ -48,24 +49,33 @@ impl Fake {
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
                 let Some(request) = read(&stream) else { continue };
+                let _ = sender.send(request.clone());
                 answer(&request, &mut stream);
-                let _ = sender.send(request);
             }
         });
         Fake { url, requests }
     }
 
+    /// One on a Unix socket that answers with what a function says.
+    fn at_socket(path: &Path, answer: impl Fn(&Request) -> String + Send + 'static) -> Fake {
+        let listener = UnixListener::bind(path).unwrap();
+        let (sender, requests) = channel();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let Some(request) = read(&stream) else { continue };
+                let text = answer(&request);
+                let _ = sender.send(request);
+                let _ = stream.write_all(text.as_bytes());
+            }
+        });
+        Fake { url: format!("unix:{}", path.display()), requests }
+    }
+
     /// One that has the model `m` and answers each message with the next of these streams.
     fn with_streams(streams: &[String]) -> Fake {
-        let left = std::sync::Mutex::new(streams.iter().rev().cloned().collect::<Vec<_>>());
-        Fake::start(move |request, stream| {
-            let text = if request.what == "GET /v1/models" {
-                respond(200, "application/json", r#"{"data":[{"id":"m"}]}"#)
-            } else {
-                left.lock().unwrap().pop().expect("as many answers as messages")
-            };
-            let _ = stream.write_all(text.as_bytes());
-        })
+        let answer = with_models(&["m"], streams);
+        Fake::start(move |request, stream| drop(stream.write_all(answer(request).as_bytes())))
     }
 
     /// The bodies of the requests for answers so far.
@@ -78,7 +88,18 @@ impl Fake {
     }
 }
 
-fn read(stream: &TcpStream) -> Option<Request> {
+/// What a server says that has these models and answers each message with the next of these streams.
+fn with_models(models: &[&str], streams: &[String]) -> impl Fn(&Request) -> String + use<> {
+    let left = std::sync::Mutex::new(streams.iter().rev().cloned().collect::<Vec<_>>());
+    let models: Vec<Value> = models.iter().map(|model| json!({ "id": model })).collect();
+    let list = json!({ "data": models }).to_string();
+    move |request| match request.what.as_str() {
+        "GET /v1/models" => respond(200, "application/json", &list),
+        _ => left.lock().unwrap().pop().expect("as many answers as messages"),
+    }
+}
+
+fn read(stream: impl Read) -> Option<Request> {
     let mut reader = BufReader::new(stream);
     let mut line = || {
         let mut line = String::new();
@@ -209,6 +230,55 @@ fn thoughts_are_shown_beside_the_answer_and_not_kept() {
     let lens: Vec<usize> = messages.iter().map(|messages| messages.as_array().unwrap().len()).collect();
     assert_eq!(lens, [1, 1, 3], "what was cut in thought was not said");
     assert_eq!(messages[2][1]["content"], "Yes.");
+}
+
+#[test]
+fn thoughts_step_back_on_a_terminal() {
+    let thought = event(&json!({ "choices": [{ "delta": { "reasoning_content": "hm" } }] }));
+    let text = event(&json!({ "choices": [{ "delta": { "content": "Yes." }, "finish_reason": "stop" }] }));
+    let fake = Fake::with_streams(&[respond(200, "text/event-stream", &format!("{thought}{text}data: [DONE]\n\n"))]);
+    let home = tempfile::tempdir().unwrap();
+    let mut command = command(home.path(), &["--url", &fake.url]);
+    command.env("TERM", "xterm");
+    let options = rexpect::reader::Options::new().timeout_ms(Some(LIMIT.as_millis() as u64));
+    let mut terminal = spawn_with_options(command, options).unwrap();
+    terminal.exp_string("Ctrl-D leaves").unwrap();
+    terminal.exp_string("> ").unwrap();
+    terminal.send("hi\r").unwrap();
+    terminal.flush().unwrap();
+    terminal.exp_string("\u{1b}[2mhm\u{1b}[0m\r\nYes.\r\n").unwrap();
+    terminal.exp_string("> ").unwrap();
+    terminal.send_control('d').unwrap();
+    terminal.exp_eof().unwrap();
+}
+
+#[test]
+fn figures_are_the_servers_where_it_tells_them() {
+    let text = event(&json!({ "choices": [{ "delta": { "content": "Yes." } }] }));
+    let end = |timings: Value| {
+        let end = event(&json!({ "choices": [{ "delta": {}, "finish_reason": "stop" }], "timings": timings }));
+        let usage = json!({ "prompt_tokens": 80, "completion_tokens": 11 });
+        let usage = event(&json!({ "choices": [], "usage": usage, "timings": timings }));
+        respond(200, "text/event-stream", &format!("{text}{end}{usage}data: [DONE]\n\n"))
+    };
+    let timings = |guesses: u32, right: u32| {
+        end(json!({
+            "cache_n": 64, "prompt_n": 16, "predicted_n": 11, "predicted_ms": 500.0, "draft_n": guesses, "draft_n_accepted": right,
+        }))
+    };
+    let fake = Fake::with_streams(&[timings(5, 3), timings(0, 0), timings(7, 7)]);
+    let (_, stderr) = chat(&fake, &[], "hi\nhi\nhi\n/stats\n");
+    let lines: Vec<&str> = stderr.lines().filter(|line| line.starts_with("[11 tokens")).collect();
+    assert_eq!(lines.len(), 3, "{stderr}");
+    for line in &lines {
+        assert!(line.starts_with("[11 tokens, 20.0 tokens/s, first token after "), "{line}");
+        assert!(line.contains("prompt of 80, 64 of it cached"), "{line}");
+    }
+    assert!(lines[0].ends_with(", 3 of 5 guesses right]") && lines[2].ends_with(", 7 of 7 guesses right]"), "{stderr}");
+    assert!(lines[1].ends_with("cached]"), "who does not guess has nothing right or wrong: {stderr}");
+    let total = "3 answers, 33 tokens, 20.0 tokens/s on average, prompts of 240 in all, 192 of them cached, 10 of 12 guesses right";
+    assert!(stderr.contains(total), "{stderr}");
+    assert!(fake.bodies().iter().all(|body| body.get("timings_per_token").is_none()));
 }
 
 #[test]

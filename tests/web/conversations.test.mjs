@@ -162,6 +162,13 @@ test("the line under an answer has what is known", () => {
   check([[{}, true, 2250], [{}, true, 2750], [{ usage }, false, 9000]], line);
   const timings = { predicted_per_second: 5.25 };
   check([[{}, true, 2250], [{ usage, timings }, false, 2300]], line.replace("20 per", "5.3 per"));
+  const guessed = { ...timings, draft_n: 5, draft_n_accepted: 3 };
+  const guesses = `${line.replace("20 per", "5.3 per")} · 3 of 5 guesses right`;
+  check([[{}, true, 2250], [{ usage, timings: guessed }, false, 2300]], guesses);
+  check([[{}, true, 2250], [{ usage, timings: { ...guessed, draft_n: 0, draft_n_accepted: 0 } }, false, 2300]], line.replace("20 per", "5.3 per"));
+  const bare = { completion_tokens: 2, prompt_tokens: 9 };
+  const one = { draft_n: 1, draft_n_accepted: 0, cache_n: 4 };
+  check([[{}, true, 1001], [{ usage: bare, timings: one }, false, 1002]], "first token after 1 ms · 2 tokens · prompt of 9 tokens, 4 cached · 0 of 1 guess right");
   const single = { completion_tokens: 1, prompt_tokens: 1, prompt_tokens_details: null };
   check([[{}, true, 1001], [{ usage: single }, false, 1002]], "first token after 1 ms · 1 token · prompt of 1 token");
 });

@@ -265,7 +265,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                     self.chunk({"content": text})
         self.chunk({}, "stop")
         usage = {"prompt_tokens": 200, "completion_tokens": len(pieces), "prompt_tokens_details": {"cached_tokens": 64}}
-        timings = {"predicted_per_second": 123.4}
+        timings = {"predicted_per_second": 123.4, "draft_n": 4, "draft_n_accepted": 3}
         self.frame({"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [], "usage": usage, "timings": timings})
         self.wfile.write(b"data: [DONE]\n\n")
 

@@ -99,7 +99,7 @@ class WithStub(Page):
         self.assertEqual((request["stream"], request["stream_options"]), (True, {"include_usage": True}))
         self.assertNotIn("temperature", request)
         speed = self.browser.texts(f"{LAST} .speed")[0]
-        self.assertRegex(speed, r"^first token after \S+ m?s · 5 tokens at 123 per second · prompt of 200 tokens, 64 cached$")
+        self.assertRegex(speed, r"^first token after \S+ m?s · 5 tokens at 123 per second · prompt of 200 tokens, 64 cached · 3 of 4 guesses right$")
         self.assertEqual(self.browser.texts(".choose"), ["hello"])
         self.say("and again")
         self.answered("number 2")

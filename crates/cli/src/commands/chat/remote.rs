@@ -157,6 +157,7 @@ enum Piece {
     Text(String),
     Finish(String),
     Usage(Value),
+    Timings(Value),
 }
 
 /// The chat's side of a server.
@@ -303,12 +304,13 @@ fn pieces(data: &str) -> Result<Vec<Piece>> {
     let thought = delta("reasoning_content").or_else(|| delta("reasoning"));
     let text = delta("content");
     let finish = choice["finish_reason"].as_str();
-    let usage = Some(&event["usage"]).filter(|usage| usage.is_object());
+    let object = |name: &str| Some(&event[name]).filter(|value| value.is_object()).cloned();
     Ok([
         thought.map(|text| Piece::Thought(text.to_owned())),
         text.map(|text| Piece::Text(text.to_owned())),
         finish.map(|reason| Piece::Finish(reason.to_owned())),
-        usage.map(|usage| Piece::Usage(usage.clone())),
+        object("usage").map(Piece::Usage),
+        object("timings").map(Piece::Timings),
     ]
     .into_iter()
     .flatten()
@@ -324,6 +326,8 @@ struct Answer {
     text: String,
     finish_reason: Option<String>,
     usage: Value,
+    /// As llama-server and `taper serve` tell them with their last chunks.
+    timings: Value,
 }
 
 impl Answer {
@@ -336,6 +340,7 @@ impl Answer {
             text: String::new(),
             finish_reason: None,
             usage: Value::Null,
+            timings: Value::Null,
         }
     }
 
@@ -357,6 +362,7 @@ impl Answer {
                 }
                 Piece::Finish(reason) => self.finish_reason = Some(reason),
                 Piece::Usage(usage) => self.usage = usage,
+                Piece::Timings(timings) => self.timings = timings,
             }
         }
         Ok(())
@@ -386,17 +392,25 @@ impl Answer {
         Ok(Reply { end, cost: self.cost(), text: self.text })
     }
 
-    /// Tokens as the server counts them, else the pieces of text; times by the clock of this machine.
+    /// Tokens and the time they took as the server counts them, else the pieces of text by the clock of this machine. The wait for
+    /// the first is always the reader's own.
     fn cost(&self) -> Cost {
-        let count = |pointer: &str| self.usage.pointer(pointer).and_then(Value::as_u64).map(|count| count as usize);
+        let used = |pointer: &str| self.usage.pointer(pointer).and_then(Value::as_u64).map(|count| count as usize);
+        let timed = |name: &str| self.timings[name].as_u64().map(|count| count as usize);
+        let seconds = self.timings["predicted_ms"].as_f64().map(|ms| ms / 1e3);
+        // OpenAI's names.
+        let right = used("/completion_tokens_details/accepted_prediction_tokens");
+        let wrong = used("/completion_tokens_details/rejected_prediction_tokens");
         Cost {
-            tokens: count("/completion_tokens").unwrap_or(self.num_pieces),
-            prompt_tokens: count("/prompt_tokens"),
-            cached_tokens: count("/prompt_tokens_details/cached_tokens"),
+            tokens: used("/completion_tokens").or_else(|| timed("predicted_n")).unwrap_or(self.num_pieces),
+            prompt_tokens: used("/prompt_tokens"),
+            cached_tokens: used("/prompt_tokens_details/cached_tokens").or_else(|| timed("cache_n")),
             first_token_s: self.first.map(|first| first.duration_since(self.begun).as_secs_f64()),
-            decode_s: self.first.zip(self.last).map(|(first, last)| last.duration_since(first).as_secs_f64()),
-            right_guesses: count("/completion_tokens_details/accepted_prediction_tokens"),
-            guesses: None,
+            decode_s: seconds
+                .filter(|seconds| *seconds > 0.0)
+                .or_else(|| self.first.zip(self.last).map(|(first, last)| last.duration_since(first).as_secs_f64())),
+            right_guesses: timed("draft_n_accepted").or(right),
+            guesses: timed("draft_n").or_else(|| Some(right? + wrong?)),
         }
     }
 }
@@ -469,7 +483,8 @@ mod tests {
         let text = r#"{"choices":[{"delta":{"content":"hi"},"finish_reason":"stop"}],"usage":null}"#;
         assert_eq!(pieces(text).unwrap(), [Piece::Text("hi".into()), Piece::Finish("stop".into())]);
         assert_eq!(pieces(r#"{"choices":[{"delta":{"role":"assistant"}}]}"#).unwrap(), []);
-        assert_eq!(pieces(r#"{"choices":[],"usage":{"a":1}}"#).unwrap(), [Piece::Usage(json!({ "a": 1 }))]);
+        let last = r#"{"choices":[],"usage":{"a":1},"timings":{"b":2}}"#;
+        assert_eq!(pieces(last).unwrap(), [Piece::Usage(json!({ "a": 1 })), Piece::Timings(json!({ "b": 2 }))]);
         for name in ["reasoning_content", "reasoning"] {
             let event = json!({ "choices": [{ "delta": { name: "hm", "content": "" } }] }).to_string();
             assert_eq!(pieces(&event).unwrap(), [Piece::Thought("hm".into())]);
@@ -480,6 +495,40 @@ mod tests {
             ("nonsense", "not JSON"),
         ] {
             assert!(format!("{:#}", pieces(event).unwrap_err()).contains(words), "{event}");
+        }
+    }
+
+    /// The cost of an answer of two pieces by what its last chunk says.
+    fn cost(usage: Value, timings: Value) -> Cost {
+        let mut answer = Answer::new();
+        answer.count();
+        answer.count();
+        (answer.usage, answer.timings) = (usage, timings);
+        answer.cost()
+    }
+
+    #[test]
+    fn a_server_counts_better_than_the_reader_of_its_pieces() {
+        let timings = json!({
+            "cache_n": 4, "prompt_n": 9, "predicted_n": 7, "predicted_ms": 500.0, "draft_n": 5, "draft_n_accepted": 3,
+        });
+        let told = cost(Value::Null, timings.clone());
+        assert_eq!((told.tokens, told.cached_tokens, told.decode_s), (7, Some(4), Some(0.5)));
+        assert_eq!((told.right_guesses, told.guesses), (Some(3), Some(5)));
+        let details = json!({ "accepted_prediction_tokens": 1, "rejected_prediction_tokens": 1 });
+        let usage = json!({ "prompt_tokens": 9, "completion_tokens": 8, "completion_tokens_details": details });
+        let both = cost(usage.clone(), timings);
+        assert_eq!((both.tokens, both.prompt_tokens, both.guesses), (8, Some(9), Some(5)));
+        let openai = cost(usage, Value::Null);
+        assert_eq!((openai.right_guesses, openai.guesses), (Some(1), Some(2)));
+    }
+
+    #[test]
+    fn without_the_servers_count_there_is_the_clock() {
+        for timings in [Value::Null, json!({ "predicted_ms": 0.0, "draft_n": "many" })] {
+            let cost = cost(Value::Null, timings);
+            assert_eq!((cost.tokens, cost.cached_tokens, cost.right_guesses, cost.guesses), (2, None, None, None));
+            assert!(cost.decode_s.is_some() && cost.first_token_s.is_some());
         }
     }
 
