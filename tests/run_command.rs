@@ -223,6 +223,24 @@ fn a_prompt_is_given_piped_or_both() {
 }
 
 #[test]
+fn a_prompt_needs_no_option_and_there_is_one() {
+    let place = Place::new();
+    let prompt = |output: Output| ids(&json(&output)["prompt_tokens"]);
+    fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
+        [&["--raw", "-n", "1", "--json"], more].concat()
+    }
+    assert_eq!(prompt(place.run(&with(&["ab"]))), [97, 98]);
+    assert_eq!(prompt(place.run(&with(&["--", "-b"]))), prompt(place.run(&with(&["--prompt=-b"]))));
+    std::fs::write(place.folder.path().join("file"), "cd\n").unwrap();
+    let expected = prompt(place.run(&with(&["-p", "ab\ncd\nef"])));
+    assert_eq!(prompt(place.run_piped(&with(&["ab", "-f", "file"]), b"ef\n")), expected);
+    assert!(complaint(&place.run(&with(&[""]))).contains("the prompt is empty"));
+    assert!(misuse(&place.run(&with(&["ab", "-p", "cd"]))).contains("cannot be used with"));
+    let two = misuse(&place.run(&with(&["what", "is", "this"])));
+    assert!(two.contains("\"what\" and \"is\" are two") && two.contains("quotes"), "{two}");
+}
+
+#[test]
 fn files_come_after_the_prompt_and_before_what_is_piped() {
     let place = Place::new();
     for (name, text) in [("one", "ab\n"), ("two", "cd")] {

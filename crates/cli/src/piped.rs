@@ -22,7 +22,7 @@ const MAX_BYTES: u64 = 64 << 20;
 /// All of stdin.
 pub(crate) fn read() -> Result<String> {
     if std::io::stdin().is_terminal() {
-        bail!("no prompt: give one with -p TEXT, or pipe one in; `taper chat` is for talking");
+        bail!("no prompt: give one, as in `taper run \"TEXT\"`, or pipe one in; `taper chat` is for talking");
     }
     text_of(std::io::stdin().lock())
 }
@@ -50,7 +50,7 @@ pub(crate) fn read_beside_prompt() -> Result<Option<String>> {
     })?;
     if begun.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
         output::status(
-            "nothing came through stdin: answering -p alone (--stdin waits for it, `< /dev/null` leaves it out at once)",
+            "nothing came through stdin: answering the prompt alone (--stdin waits for it, `< /dev/null` leaves it out at once)",
         );
         return Ok(None);
     }

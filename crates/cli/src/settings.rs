@@ -3,7 +3,7 @@
 //!
 //! The file's values become the defaults of the command line, so that each is read and checked as its flag is.
 
-use crate::args::{Cli, Command, EngineArgs, RemoteArgs};
+use crate::args::{Cli, Command, EngineArgs, RemoteArgs, RunArgs};
 use crate::output;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::error::ErrorKind;
@@ -53,6 +53,7 @@ pub(crate) fn parse() -> Result<(Cli, Settings)> {
 fn parse_from(mut command: clap::Command, arguments: &[OsString]) -> Result<(Cli, Settings)> {
     let mut matches = command.clone().try_get_matches_from(arguments)?;
     RemoteArgs::check(&matches)?;
+    RunArgs::check(&matches)?;
     let mut cli = Cli::from_arg_matches(&matches)?;
     let mut file = None;
     if let Command::Serve(args) = &cli.command

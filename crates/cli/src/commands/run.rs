@@ -54,7 +54,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let prompt = prompt(args)?;
     let prompt = prompt.trim_end_matches('\n');
     if prompt.is_empty() {
-        bail!("the prompt is empty: give one with -p TEXT, or pipe one in");
+        bail!("the prompt is empty: give one, as in `taper run \"TEXT\"` or with -p TEXT, or pipe one in");
     }
     let loaded = load::load_for_one(&args.answer)?;
     let (tokens, reasoning) = if args.raw {
@@ -94,7 +94,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
 
 /// What was typed, then the files, then what is piped in.
 fn prompt(args: &RunArgs) -> Result<String> {
-    let mut parts: Vec<String> = args.prompt.iter().cloned().collect();
+    let mut parts: Vec<String> = args.typed().map(str::to_owned).into_iter().collect();
     for path in &args.files {
         parts.push(read(path)?);
     }
