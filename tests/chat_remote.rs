@@ -282,6 +282,18 @@ fn figures_are_the_servers_where_it_tells_them() {
 }
 
 #[test]
+fn whether_to_think_is_sent_as_variables_of_the_template() {
+    let fake = Fake::with_streams(&["a", "b", "c"].map(|text| streamed(&[text])));
+    let lines = "hi\n/set think on\n/set think\nhi\n/set think maybe\n/set think auto\nhi\n";
+    let (_, stderr) = chat(&fake, &["--think", "off"], lines);
+    let told: Vec<Value> = fake.bodies().iter().map(|body| body["chat_template_kwargs"].clone()).collect();
+    assert_eq!(told, [json!({ "enable_thinking": false }), json!({ "enable_thinking": true }), Value::Null]);
+    for words in ["think is on]", "think is on: whether", "think is on, off or auto, not \"maybe\"", "think is auto]"] {
+        assert!(stderr.contains(words), "{words} in {stderr}");
+    }
+}
+
+#[test]
 fn an_error_is_shown_with_the_servers_words_and_the_chat_goes_on() {
     let error = |status, body: &str| respond(status, "application/json", body);
     let half = event(&json!({ "choices": [{ "delta": { "content": "half" } }] }));

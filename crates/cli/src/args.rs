@@ -306,6 +306,29 @@ impl SamplingArgs {
             max_tokens: self.max_tokens.map(|tokens| tokens as u64),
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
+            think: None,
+        }
+    }
+}
+
+/// Whether a model that can thinks before it answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Think {
+    /// It does.
+    On,
+    /// It does not.
+    Off,
+    /// As its chat template, or the server, has it.
+    Auto,
+}
+
+impl Think {
+    /// What is said of it; nothing by `auto`.
+    pub(crate) fn as_switch(self) -> Option<bool> {
+        match self {
+            Think::On => Some(true),
+            Think::Off => Some(false),
+            Think::Auto => None,
         }
     }
 }
@@ -325,6 +348,18 @@ pub(crate) struct AnswerArgs {
     /// What the model is told before anything else.
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
+
+    /// Whether a model that can thinks before it answers: `enable_thinking` for its chat template, or in the `chat_template_kwargs` of
+    /// a request to a server.
+    #[arg(long, value_enum, value_name = "ON|OFF|AUTO", default_value_t = Think::Auto)]
+    pub(crate) think: Think,
+}
+
+impl AnswerArgs {
+    /// What was said of how to answer.
+    pub(crate) fn parameters(&self) -> Parameters {
+        Parameters { think: self.think.as_switch(), ..self.sampling.parameters() }
+    }
 }
 
 /// `taper serve`

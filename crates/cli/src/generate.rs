@@ -1,6 +1,8 @@
 //! One prompt through the engine, its text shown as it comes.
 
+use crate::answer;
 use crate::load::Loaded;
+use crate::parameters::Parameters;
 use crate::signals;
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
@@ -71,20 +73,20 @@ impl Answer {
     }
 }
 
-/// The tokens of a conversation, with the beginning of an answer at its end. Names of special tokens in messages are text.
-pub(crate) fn chat_tokens(loaded: &Loaded, messages: &[ChatMessage]) -> Result<Vec<u32>> {
-    Ok(loaded.tokenizer.encode_prompt(&chat_prompt(loaded, messages)?, true)?)
-}
-
-/// The same before it becomes tokens.
-pub(crate) fn chat_prompt(loaded: &Loaded, messages: &[ChatMessage]) -> Result<Prompt> {
+/// A conversation as the model reads it, with the beginning of an answer at its end. Names of special tokens in messages are text.
+///
+/// # Errors
+/// When the model has no template, when that refuses the conversation, or when it cannot be told whether to think.
+pub(crate) fn chat_prompt(loaded: &Loaded, messages: &[ChatMessage], parameters: &Parameters) -> Result<Prompt> {
     let template = loaded.template.as_ref().ok_or_else(|| {
         anyhow!("the model's file has no chat template; --chat-template names one, `taper run --raw` needs none")
     })?;
+    answer::check_thinking(loaded, parameters)?;
     let context = RenderContext {
         bos_text: loaded.tokenizer.bos_text().to_string(),
         eos_text: loaded.tokenizer.eos_text().to_string(),
         add_generation_prompt: true,
+        extra: parameters.variables(),
         ..RenderContext::default()
     };
     Ok(template.prompt(&loaded.tokenizer, messages, &context)?)

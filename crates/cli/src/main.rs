@@ -1,6 +1,7 @@
 //! The `taper` command: serves, chats, measures and fetches models. Results go to stdout, everything else to stderr.
 #![forbid(unsafe_code)]
 
+mod answer;
 mod args;
 mod calibration_file;
 mod color;

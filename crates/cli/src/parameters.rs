@@ -3,7 +3,8 @@
 //!
 //! [`TABLE`] has a row per parameter: what `/set` knows, shows and completes.
 
-use serde::{Deserialize, Serialize};
+use serde::{Serialize, Serializer};
+use serde_json::{Map, Value};
 use taper_engine::{InvalidParam, SamplingParams};
 
 /// Defaults of `taper chat` and `taper run`; other parameters have those of [`SamplingParams`].
@@ -12,9 +13,13 @@ pub(crate) const TOP_K: u64 = 40;
 pub(crate) const TOP_P: f64 = 0.95;
 pub(crate) const MIN_P: f64 = 0.05;
 
-/// How tokens are chosen, as far as somebody said so. As JSON it is part of a request to `/v1/chat/completions`.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+/// The variable of a chat template that says whether the model thinks, and the field of a request that gives variables.
+pub(crate) const ENABLE_THINKING: &str = "enable_thinking";
+pub(crate) const TEMPLATE_VARIABLES: &str = "chat_template_kwargs";
+
+/// How tokens are chosen, and whether the model thinks first, as far as somebody said so. As JSON it is part of a request to
+/// `/v1/chat/completions`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct Parameters {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) temperature: Option<f64>,
@@ -40,6 +45,8 @@ pub(crate) struct Parameters {
     pub(crate) stop: Vec<String>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) ignore_eos: bool,
+    #[serde(rename = "chat_template_kwargs", serialize_with = "as_variables", skip_serializing_if = "Option::is_none")]
+    pub(crate) think: Option<bool>,
 }
 
 /// A parameter that `/set` knows.
@@ -58,10 +65,12 @@ enum Slot {
     Whole(fn(&mut Parameters) -> &mut Option<u64>),
     Texts(fn(&mut Parameters) -> &mut Vec<String>),
     Switch(fn(&mut Parameters) -> &mut bool),
+    /// A switch that may also be left to others.
+    Thinking(fn(&mut Parameters) -> &mut Option<bool>),
 }
 
 /// Every parameter.
-pub(crate) static TABLE: [Parameter; 12] = [
+pub(crate) static TABLE: [Parameter; 13] = [
     Parameter {
         name: "temperature",
         help: "0 takes the most probable token always [0.8]",
@@ -118,10 +127,35 @@ pub(crate) static TABLE: [Parameter; 12] = [
         help: "go on where the model would end: true or false [false]",
         slot: Slot::Switch(|p| &mut p.ignore_eos),
     },
+    Parameter {
+        name: "think",
+        help: "whether a model that can thinks first: on, off or auto [auto]",
+        slot: Slot::Thinking(|p| &mut p.think),
+    },
 ];
 
 /// What takes a parameter back to its default.
 pub(crate) const DEFAULT: &str = "default";
+/// The default of a switch that may be left to others.
+const AUTO: &str = "auto";
+
+impl Parameter {
+    /// Its field in a request.
+    pub(crate) fn field(&self) -> &'static str {
+        match self.slot {
+            Slot::Thinking(_) => TEMPLATE_VARIABLES,
+            _ => self.name,
+        }
+    }
+
+    /// How its default is shown.
+    pub(crate) fn default_text(&self) -> &'static str {
+        match self.slot {
+            Slot::Thinking(_) => AUTO,
+            _ => DEFAULT,
+        }
+    }
+}
 
 impl Parameters {
     /// Gives a parameter the value that a text says, or takes it back by [`DEFAULT`].
@@ -142,6 +176,7 @@ impl Parameters {
             Slot::Whole(slot) if is_default => *slot(&mut changed) = None,
             Slot::Texts(slot) if is_default => slot(&mut changed).clear(),
             Slot::Switch(slot) if is_default => *slot(&mut changed) = false,
+            Slot::Thinking(slot) if is_default => *slot(&mut changed) = None,
             Slot::Number(slot) => *slot(&mut changed) = Some(value.parse().map_err(|_| expected("a number"))?),
             Slot::Whole(slot) => {
                 *slot(&mut changed) = Some(value.parse().map_err(|_| expected("a whole number of at least 0"))?);
@@ -150,6 +185,7 @@ impl Parameters {
                 *slot(&mut changed) = texts(value).ok_or_else(|| expected("a text or a JSON array of texts"))?;
             }
             Slot::Switch(slot) => *slot(&mut changed) = value.parse().map_err(|_| expected("true or false"))?,
+            Slot::Thinking(slot) => *slot(&mut changed) = switch(value).ok_or_else(|| expected("on, off or auto"))?,
         }
         changed.sampling().map_err(|error| error.to_string())?;
         *self = changed;
@@ -168,7 +204,18 @@ impl Parameters {
                 serde_json::to_string(texts).unwrap_or_default()
             }),
             Slot::Switch(slot) => Some(*slot(&mut copy)).filter(|is_on| *is_on).map(|is_on| is_on.to_string()),
+            Slot::Thinking(slot) => slot(&mut copy).map(|is_on| if is_on { "on" } else { "off" }.to_owned()),
         }
+    }
+
+    /// The value of a parameter as text, its default too.
+    pub(crate) fn text_of(&self, row: &Parameter) -> String {
+        self.shown(row.name).unwrap_or_else(|| row.default_text().to_owned())
+    }
+
+    /// Variables for the chat template.
+    pub(crate) fn variables(&self) -> Map<String, Value> {
+        self.think.map(|thinks| (ENABLE_THINKING.to_owned(), thinks.into())).into_iter().collect()
     }
 
     /// What they ask of this program's engine.
@@ -200,6 +247,21 @@ impl Parameters {
             ..plain
         };
         params.validate().map(|()| params)
+    }
+}
+
+/// A switch as a request gives it to the template.
+fn as_variables<S: Serializer>(think: &Option<bool>, serializer: S) -> Result<S::Ok, S::Error> {
+    Parameters { think: *think, ..Parameters::default() }.variables().serialize(serializer)
+}
+
+/// On, off, or left to others.
+fn switch(value: &str) -> Option<Option<bool>> {
+    match value {
+        "on" | "true" => Some(Some(true)),
+        "off" | "false" => Some(Some(false)),
+        AUTO => Some(None),
+        _ => None,
     }
 }
 
@@ -239,11 +301,20 @@ mod tests {
                 Slot::Whole(_) => "7",
                 Slot::Texts(_) => "[\"a\",\"b\\n\"]",
                 Slot::Switch(_) => "true",
+                Slot::Thinking(_) => "on",
             };
             let mut parameters = set(row.name, value).unwrap();
             assert_eq!(parameters.shown(row.name).as_deref(), Some(value));
             let json = serde_json::to_value(&parameters).unwrap();
-            assert_eq!(json.as_object().unwrap().keys().collect::<Vec<_>>(), [row.name], "under the name of the API");
+            assert_eq!(
+                json.as_object().unwrap().keys().collect::<Vec<_>>(),
+                [row.field()],
+                "under the name of the API"
+            );
+            assert_eq!(parameters.text_of(row), value);
+            parameters.set(row.name, row.default_text()).unwrap();
+            assert_eq!(parameters, Parameters::default());
+            parameters.set(row.name, value).unwrap();
             parameters.set(row.name, DEFAULT).unwrap();
             assert_eq!(parameters, Parameters::default());
             assert_eq!(parameters.shown(row.name), None);
@@ -265,6 +336,7 @@ mod tests {
             ("stop", "[1]", "JSON array of texts"),
             ("stop", "\"\"", "empty"),
             ("ignore_eos", "maybe", "true or false"),
+            ("think", "hard", "think is on, off or auto, not \"hard\""),
             ("temprature", "1", "did you mean temperature?"),
             ("quantum", "1", "there is no parameter \"quantum\""),
         ] {
@@ -272,6 +344,20 @@ mod tests {
             assert!(refused.contains(words), "{refused}");
         }
         assert_eq!(Ok(parameters), set("temperature", "0.5"));
+    }
+
+    #[test]
+    fn whether_to_think_is_a_variable_of_the_template() {
+        for (value, variables) in [
+            ("on", serde_json::json!({ "enable_thinking": true })),
+            ("off", serde_json::json!({ "enable_thinking": false })),
+            ("auto", serde_json::json!({})),
+        ] {
+            let parameters = set("think", value).unwrap();
+            assert_eq!(Value::Object(parameters.variables()), variables);
+            let json = serde_json::to_value(&parameters).unwrap();
+            assert_eq!(json.get(TEMPLATE_VARIABLES).cloned().unwrap_or(serde_json::json!({})), variables);
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// `taper run`
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The answer goes to stdout, everything else to stderr. With --json stdout is one line:\n{\"model\": ..., \"prompt_tokens\": [ids], \"tokens\": [ids], \"text\": ..., \"finish_reason\": ..., \"usage\": {...}, \"timings\": {...}}\nWhere the answer has a form, a model may think before it: its thoughts go to stderr, in the JSON they are \"reasoning_content\"."
+    after_help = "The answer goes to stdout, everything else to stderr. With --json stdout is one line:\n{\"model\": ..., \"prompt_tokens\": [ids], \"tokens\": [ids], \"text\": ..., \"finish_reason\": ..., \"usage\": {...}, \"timings\": {...}}\nA model may think before it answers: its thoughts go to stderr, in the JSON they are \"reasoning_content\"."
 )]
 pub(crate) struct RunArgs {
     #[command(flatten)]
@@ -32,7 +32,7 @@ pub(crate) struct RunArgs {
     pub(crate) stdin: bool,
 
     /// Continue the prompt as it is, without the chat template.
-    #[arg(long, conflicts_with = "system")]
+    #[arg(long, conflicts_with_all = ["system", "think"])]
     pub(crate) raw: bool,
 
     #[command(flatten)]

@@ -37,7 +37,7 @@ pub(crate) struct RemoteArgs {
 }
 
 /// Arguments of `taper chat` that mean something with a server.
-const REMOTE: [&str; 19] = [
+const REMOTE: [&str; 20] = [
     "url",
     "api_key",
     "model_name",
@@ -54,6 +54,7 @@ const REMOTE: [&str; 19] = [
     "stop",
     "ignore_eos",
     "system",
+    "think",
     "history",
     "color",
     "log_level",
@@ -111,7 +112,7 @@ mod tests {
 
     #[test]
     fn arguments_of_a_model_are_refused_with_a_server() {
-        assert_eq!(check("chat --url http://x --temperature 0 --seed 1 --system s --color never"), Ok(()));
+        assert_eq!(check("chat --url http://x --temperature 0 --seed 1 --system s --think off --color never"), Ok(()));
         assert_eq!(check("chat --threads 2"), Ok(()));
         assert!(check("chat --api-key k").unwrap_err().contains("--url"));
         for flag in ["--threads 2", "--model m", "--ctx 5", "--draft-model m", "--device cpu", "--chat-template chatml"]

@@ -1,7 +1,7 @@
 //! `taper chat`: a conversation in the terminal, or one message per line where stdin is not one.
 //!
 //! A [`Conversation`] is what was said, a [`Talker`] whoever answers, here or on a server; `commands` has a row per command, and
-//! the answer goes through a [`Renderer`] on its way to the terminal.
+//! the answer goes through an [`AnswerWriter`] on its way to the terminal.
 
 mod commands;
 mod conversation;
@@ -13,10 +13,11 @@ mod remote;
 mod roots;
 mod talker;
 
+use crate::answer::{AnswerWriter, Said};
 use crate::args::ChatArgs;
 use crate::color;
 use crate::generate::Generator;
-use crate::markdown::{self, Renderer, Shown};
+use crate::markdown::Shown;
 use crate::output;
 use crate::parameters::Parameters;
 use anyhow::{Context, Result, bail};
@@ -28,13 +29,13 @@ use local::Local;
 use remote::{Remote, Server, is_on_this_machine};
 use std::io::{BufRead, IsTerminal};
 use std::sync::Arc;
-use talker::{End, Said, Talker, Totals};
+use talker::{End, Talker, Totals};
 
 pub(crate) use remote::base_of;
 pub(crate) use roots::system_certificates;
 
 pub(crate) fn run(args: &ChatArgs) -> Result<()> {
-    let parameters = args.answer.sampling.parameters();
+    let parameters = args.answer.parameters();
     parameters.sampling()?;
     let generator = Arc::new(Generator::new()?);
     let talker: Box<dyn Talker> = match &args.remote.url {
@@ -141,37 +142,15 @@ impl Chat {
     /// Answers a conversation, which then is the one that goes on.
     fn answer(&mut self, mut conversation: Conversation) -> Result<()> {
         self.turns.asked += 1;
-        let mut renderer = Renderer::new(self.shown);
-        let (mut is_begun, mut is_thinking, is_dimmed) = (false, false, self.is_dimmed);
-        let mut show = |said: Said<'_>| -> Result<()> {
-            match said {
-                Said::Thought(text) => {
-                    if is_begun && !is_thinking {
-                        output::aside("\n");
-                    }
-                    is_thinking = true;
-                    output::aside(&color::dimmed(&markdown::visible(text), is_dimmed));
-                    Ok(())
-                }
-                Said::Answer(text) => {
-                    if is_thinking {
-                        output::aside("\n");
-                    }
-                    (is_begun, is_thinking) = (true, false);
-                    output::print(&renderer.push(text))
-                }
-            }
-        };
+        let mut writer = AnswerWriter::new(self.shown, self.is_dimmed);
+        let mut show = |said: Said<'_>| writer.show(said);
         let reply = self.talker.answer(&conversation.prompt(), &self.parameters, &mut show);
-        let rest = renderer.finish();
-        if is_thinking {
-            output::aside("\n");
-        }
+        let rest = writer.finish();
         let reply = match reply {
             Ok(reply) => reply,
             Err(error) if output::is_broken_pipe(&error) => return Err(error),
             Err(error) => {
-                if is_begun {
+                if writer.is_begun() {
                     output::print(&(rest + "\n"))?;
                 }
                 bail!("{error:#}; the conversation is as it was, /clear begins anew");

@@ -198,13 +198,15 @@ fn set(chat: &mut Chat, argument: &str) -> Result<Next> {
             chat.parameters.clone().set(&name, DEFAULT).map_err(anyhow::Error::msg)?;
             return Ok(Next::GoOn);
         };
-        let shown = chat.parameters.shown(&name).unwrap_or_else(|| DEFAULT.into());
-        chat.note(&format!("{name} is {shown}: {}", row.help));
+        chat.note(&format!("{name} is {}: {}", chat.parameters.text_of(row), row.help));
         return Ok(Next::GoOn);
     }
-    chat.parameters.set(&name, value).map_err(anyhow::Error::msg)?;
-    let shown = chat.parameters.shown(&name).unwrap_or_else(|| DEFAULT.into());
-    chat.note(&format!("{name} is {shown}"));
+    let mut parameters = chat.parameters.clone();
+    parameters.set(&name, value).map_err(anyhow::Error::msg)?;
+    chat.talker.check(&parameters)?;
+    chat.parameters = parameters;
+    let shown = TABLE.iter().find(|row| row.name == name).map(|row| chat.parameters.text_of(row));
+    chat.note(&format!("{name} is {}", shown.unwrap_or_default()));
     Ok(Next::GoOn)
 }
 
@@ -213,7 +215,7 @@ fn parameters(chat: &Chat, all: bool) -> String {
     let shown =
         TABLE.iter().map(|row| (row, chat.parameters.shown(row.name))).filter(|(_, value)| all || value.is_some());
     let lines = shown.map(|(row, value)| {
-        let value = value.as_deref().unwrap_or(DEFAULT);
+        let value = value.as_deref().unwrap_or(row.default_text());
         if all { format!("{:<18} {value:<10} {}", row.name, row.help) } else { format!("{:<18} {value}", row.name) }
     });
     lines.collect::<Vec<_>>().join("\n")
@@ -250,7 +252,11 @@ fn load(chat: &mut Chat, file: &str) -> Result<Next> {
     let Loaded { conversation, parameters, left_out } =
         chat.known_files.read(&path).with_context(|| format!("cannot load {}, nothing has changed", path.display()))?;
     chat.conversation = conversation;
-    if let Some(parameters) = parameters {
+    if let Some(mut parameters) = parameters {
+        if let Err(error) = chat.talker.check(&parameters) {
+            parameters.think = None;
+            chat.note(&format!("{error:#}; it is auto"));
+        }
         chat.parameters = parameters;
     }
     chat.note(&format!("{} from {}", taper_bench::counted(chat.conversation.len(), "message"), path.display()));

@@ -4,7 +4,8 @@
 //! on the server too.
 
 use super::roots::root_certificates;
-use super::talker::{Cost, End, Reply, Said, Talker};
+use super::talker::{Cost, End, Reply, Talker};
+use crate::answer::Said;
 use crate::generate::Generator;
 use crate::parameters::Parameters;
 use anyhow::{Context, Result, anyhow, bail};
@@ -213,6 +214,11 @@ impl Talker for Remote {
 
     fn place(&self) -> String {
         format!("at {}", self.server.base)
+    }
+
+    fn check(&self, _: &Parameters) -> Result<()> {
+        // It is the server that knows.
+        Ok(())
     }
 
     fn answer(
