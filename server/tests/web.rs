@@ -241,6 +241,13 @@ async fn the_bounds_of_parameters_in_the_page_are_the_servers() {
     let mut num_checked = 0;
     for row in source.lines().filter_map(|line| line.trim().strip_prefix("{ name: \"")) {
         let name = row.split_once('"').unwrap().0;
+        if row.contains("switch: {") {
+            for value in [true, false] {
+                let answer = chat(&state, fields("chat_template_kwargs", fields(name, json!(value)))).await;
+                assert!(answer.status.is_success(), "{name} {value}: {}", answer.body);
+            }
+            continue;
+        }
         let bound = |key: &str| {
             let text = row.split_once(&format!("{key}: ")).unwrap().1.split(',').next().unwrap();
             text.replace("MOST", "9007199254740991").parse::<f64>().unwrap()

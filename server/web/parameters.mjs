@@ -2,7 +2,10 @@
 
 const MOST = Number.MAX_SAFE_INTEGER;
 
-/** Name in the API, label, bounds, and what it does. A parameter that is left empty is not sent: the server's default counts. */
+/**
+ * Name in the API, label, bounds, and what it does. One with a `switch` is a variable of the chat template, with what its choices
+ * are there. A parameter that is left empty is not sent: the server's default counts.
+ */
 export const PARAMETERS = [
   { name: "temperature", label: "Temperature", least: 0, most: 2, hint: "0 always takes the most probable token" },
   { name: "top_p", label: "Top p", least: 0, most: 1, hint: "the most probable tokens of this mass together" },
@@ -13,12 +16,17 @@ export const PARAMETERS = [
   { name: "repetition_penalty", label: "Repetition penalty", least: 0.01, most: 100, hint: "1 is off; for tokens of prompt and answer" },
   { name: "frequency_penalty", label: "Frequency penalty", least: -2, most: 2, hint: "0 is off; for each time in the answer" },
   { name: "presence_penalty", label: "Presence penalty", least: -2, most: 2, hint: "0 is off; for being in the answer at all" },
+  { name: "enable_thinking", label: "Thinking", switch: { on: true, off: false }, hint: "for a model that can think before it answers" },
 ];
 
 /** What is wrong with the text of a parameter, or null. */
 export function fault(parameter, text) {
   const trimmed = text.trim();
   if (trimmed === "") return null;
+  if (parameter.switch) {
+    const choices = Object.keys(parameter.switch);
+    return choices.includes(trimmed) ? null : `${parameter.label} must be ${choices.join(" or ")}, and not “${trimmed}”.`;
+  }
   const { label, least, most, isInteger } = parameter;
   const number = Number(trimmed);
   const isFine = isInteger ? Number.isSafeInteger(number) : Number.isFinite(number);
@@ -36,7 +44,9 @@ export function readParameters(texts) {
     const text = texts?.[parameter.name] ?? "";
     const wrong = fault(parameter, text);
     if (wrong) faults.push(wrong);
-    else if (text.trim() !== "") fields[parameter.name] = Number(text);
+    else if (text.trim() === "") continue;
+    else if (parameter.switch) fields.chat_template_kwargs = { ...fields.chat_template_kwargs, [parameter.name]: parameter.switch[text.trim()] };
+    else fields[parameter.name] = Number(text);
   }
   return { fields, faults };
 }

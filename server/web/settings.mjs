@@ -64,10 +64,9 @@ export class Settings {
   }
 
   #field(parameter, changed) {
-    const { name, label, hint, isInteger } = parameter;
+    const { name, label, hint } = parameter;
     const id = `parameter-${name}`;
-    const input = make("input", { id, type: "text", inputMode: isInteger ? "numeric" : "decimal", autocomplete: "off" });
-    input.placeholder = "server's default";
+    const input = parameter.switch ? choiceOf(id, parameter) : numberOf(id, parameter);
     input.value = this.#kept.parameters[name] ?? "";
     input.setAttribute("aria-describedby", `${id}-hint`);
     const under = make("p", { id: `${id}-hint`, className: "hint", role: "status" });
@@ -85,6 +84,16 @@ export class Settings {
     };
     return make("div", { className: "field" }, make("label", { htmlFor: id }, label), input, under);
   }
+}
+
+function numberOf(id, { isInteger }) {
+  const inputMode = isInteger ? "numeric" : "decimal";
+  return make("input", { id, type: "text", inputMode, autocomplete: "off", placeholder: "server's default" });
+}
+
+function choiceOf(id, parameter) {
+  const choices = Object.keys(parameter.switch).map((choice) => make("option", { value: choice }, choice));
+  return make("select", { id }, make("option", { value: "" }, "model's default"), ...choices);
 }
 
 function read(storage) {

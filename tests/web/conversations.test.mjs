@@ -112,6 +112,16 @@ test("an empty parameter is not sent, a number is, and anything else is a fault"
   assert.deepEqual(faults, ["Temperature must be a number between 0 and 2, and not “hot”."]);
 });
 
+test("a switch is a variable of the chat template", () => {
+  assert.deepEqual(readParameters({ enable_thinking: "off", seed: "1" }), {
+    fields: { seed: 1, chat_template_kwargs: { enable_thinking: false } },
+    faults: [],
+  });
+  assert.deepEqual(readParameters({ enable_thinking: "on" }).fields, { chat_template_kwargs: { enable_thinking: true } });
+  assert.deepEqual(readParameters({ enable_thinking: "" }).fields, {});
+  assert.deepEqual(readParameters({ enable_thinking: "maybe" }), { fields: {}, faults: ["Thinking must be on or off, and not “maybe”."] });
+});
+
 test("the bounds of parameters are the server's", () => {
   const check = (name, good, bad) => {
     const parameter = PARAMETERS.find((one) => one.name === name);

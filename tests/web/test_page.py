@@ -235,6 +235,7 @@ class WithStub(Page):
         self.browser.fill("#parameter-temperature", "0.25")
         self.browser.fill("#parameter-max_tokens", "77")
         self.browser.fill("#parameter-seed", "5")
+        self.browser.run("const think = document.getElementById('parameter-enable_thinking'); think.value = 'off'; think.oninput()")
         self.picture("settings")
         self.browser.click("#settings-done")
         self.browser.run("const model = document.getElementById('model'); model.value = 'stub:2m'; model.onchange({ target: model })")
@@ -242,8 +243,9 @@ class WithStub(Page):
             self.say("system?")
             self.assertEqual(self.answered("system prompt"), "system prompt: ['be brief']")
             request = self.stub.requests[-1]
-            sent = {name: request.get(name) for name in ["model", "temperature", "max_tokens", "seed", "top_p"]}
+            sent = {name: request.get(name) for name in ["model", "temperature", "max_tokens", "seed", "top_p", "chat_template_kwargs"]}
             expected = {"model": "stub:2m", "temperature": 0.25, "max_tokens": 77, "seed": 5, "top_p": None}
+            expected["chat_template_kwargs"] = {"enable_thinking": False}
             self.assertEqual(sent, expected)
             self.assertEqual(self.browser.texts("#system-shown summary"), ["System prompt"])
             self.browser.reload()
