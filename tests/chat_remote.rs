@@ -294,6 +294,42 @@ fn whether_to_think_is_sent_as_variables_of_the_template() {
 }
 
 #[test]
+fn files_go_into_the_next_message_and_wait_until_it_is_answered() {
+    let error = respond(500, "application/json", r#"{"error":"no"}"#);
+    let fake = Fake::with_streams(&[error, streamed(&["one"]), streamed(&["two"]), streamed(&["three"])]);
+    let home = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &[u8]| std::fs::write(home.path().join(name), text).unwrap();
+    write("a b.txt", "alpha\n".as_bytes());
+    write("beta", "beta\n\n".as_bytes());
+    write("bytes", b"\xff");
+    write("empty", b"\n");
+    let lines = "/read a\\ b.txt\n/read none\n/read .\n/read bytes\n/read empty\n/read\n/read beta\n/show\nfirst\nsecond\nthird\n\
+                 /read beta\n/clear\nfourth\n/read beta\n";
+    let output = say(command(home.path(), &["--url", &fake.url]), lines);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "one\ntwo\nthree\n", "{stderr}");
+    let said: Vec<String> = fake
+        .bodies()
+        .iter()
+        .map(|body| body["messages"].as_array().unwrap().last().unwrap()["content"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(said, ["first\nalpha\nbeta", "second\nalpha\nbeta", "third", "fourth"]);
+    for words in [
+        "behind the next message: a b.txt; 6 bytes",
+        "behind the next message: a b.txt, beta; 12 bytes",
+        "cannot read none: No such file",
+        "cannot read .: it is a folder",
+        "cannot read bytes: it is not UTF-8",
+        "cannot read empty: nothing is in it",
+        "/read needs a FILE",
+        "next message with  a b.txt, beta",
+        "no message came after /read, so beta was not said",
+    ] {
+        assert!(stderr.contains(words), "{words} in {stderr}");
+    }
+}
+
+#[test]
 fn an_error_is_shown_with_the_servers_words_and_the_chat_goes_on() {
     let error = |status, body: &str| respond(status, "application/json", body);
     let half = event(&json!({ "choices": [{ "delta": { "content": "half" } }] }));

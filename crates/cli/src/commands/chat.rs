@@ -9,6 +9,7 @@ mod editor;
 mod files;
 mod input;
 mod local;
+mod read_files;
 mod remote;
 mod roots;
 mod talker;
@@ -26,6 +27,7 @@ use editor::{LineEditor, Typed};
 use files::KnownFiles;
 use input::{Assembly, Input};
 use local::Local;
+use read_files::ReadFiles;
 use remote::{Remote, Server, is_on_this_machine};
 use std::io::{BufRead, IsTerminal};
 use std::sync::Arc;
@@ -52,6 +54,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
         totals: Totals::default(),
         turns: Turns::default(),
         known_files: KnownFiles::default(),
+        read_files: ReadFiles::default(),
         shown: color::of_stdout(args.color),
         is_dimmed: color::on_stderr(args.color),
     };
@@ -91,6 +94,8 @@ struct Chat {
     totals: Totals,
     turns: Turns,
     known_files: KnownFiles,
+    /// For the next message.
+    read_files: ReadFiles,
     /// How answers are.
     shown: Shown,
     /// Whether what is said beside them steps back.
@@ -124,11 +129,17 @@ impl Chat {
         output::status(&color::dimmed(&format!("[{}]", output::spelled_out(text)), self.is_dimmed));
     }
 
-    /// Answers a message. One that cannot be answered is taken back.
+    /// Answers a message, with the files that were read for it. One that cannot be answered is taken back, and the files wait for
+    /// the next.
     fn say(&mut self, text: &str) -> Result<()> {
         let mut conversation = self.conversation.clone();
-        conversation.say(text);
-        self.answer(conversation)
+        conversation.say(&self.read_files.behind(text));
+        let answered = self.turns.answered;
+        self.answer(conversation)?;
+        if self.turns.answered > answered {
+            self.read_files.clear();
+        }
+        Ok(())
     }
 
     /// Answers the last message anew. The old answer stays until there is another.
@@ -216,5 +227,10 @@ fn say_lines(chat: &mut Chat) -> Result<()> {
         }
     }
     // A block that nobody ended is a message all the same.
-    chat.act(&assembly.take()).map(drop)
+    chat.act(&assembly.take())?;
+    let unsaid = chat.read_files.names().join(", ");
+    if !unsaid.is_empty() {
+        chat.note(&format!("no message came after /read, so {unsaid} was not said"));
+    }
+    Ok(())
 }

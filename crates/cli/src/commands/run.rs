@@ -104,13 +104,7 @@ fn prompt(args: &RunArgs) -> Result<String> {
     } else {
         parts.extend(piped::read_beside_prompt()?);
     }
-    // A file's last line end is not an empty line before the next part.
-    let last = parts.len() - 1;
-    let parts = parts.iter().enumerate().map(|(index, part)| match part.strip_suffix('\n') {
-        Some(part) if index < last => part,
-        _ => part.as_str(),
-    });
-    Ok(parts.collect::<Vec<_>>().join("\n"))
+    Ok(piped::joined(parts.iter().map(String::as_str)))
 }
 
 fn read(path: &Path) -> Result<String> {

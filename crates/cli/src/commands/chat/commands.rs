@@ -40,7 +40,7 @@ pub(super) enum Completes {
 }
 
 /// Every command, in the order of the help.
-pub(super) static ROWS: [Row; 11] = [
+pub(super) static ROWS: [Row; 12] = [
     Row {
         name: "/system",
         aliases: &[],
@@ -56,6 +56,14 @@ pub(super) static ROWS: [Row; 11] = [
         help: "set a parameter, such as temperature; `default` takes it back; without VALUE, show it",
         completes: Completes::Parameters,
         run: set,
+    },
+    Row {
+        name: "/read",
+        aliases: &[],
+        arguments: "FILE",
+        help: "put the text of a file behind the next message",
+        completes: Completes::Files,
+        run: read,
     },
     Row {
         name: "/show",
@@ -105,6 +113,7 @@ pub(super) static ROWS: [Row; 11] = [
         completes: Completes::Nothing,
         run: |chat, _| {
             chat.conversation.clear();
+            chat.read_files.clear();
             chat.note("a new conversation");
             Ok(Next::GoOn)
         },
@@ -180,6 +189,7 @@ fn system(chat: &mut Chat, text: &str) -> Result<Next> {
         chat.note(&shown.unwrap_or_else(|| "there is no system text; the template may have its own".into()));
     } else {
         chat.conversation = Conversation::new(Some(text.to_owned()));
+        chat.read_files.clear();
         chat.note("a new conversation with this system text");
     }
     Ok(Next::GoOn)
@@ -228,8 +238,19 @@ fn show(chat: &mut Chat, _: &str) -> Result<Next> {
         format!("{:<18} {system}", "system"),
         format!("{:<18} {} and answers", "conversation", taper_bench::counted(chat.conversation.len(), "message")),
     ];
+    let files = chat.read_files.names();
+    if !files.is_empty() {
+        lines.push(format!("{:<18} {}", "next message with", files.join(", ")));
+    }
     lines.push(parameters(chat, false));
     output::status(&output::spelled_out(lines.join("\n").trim_end()));
+    Ok(Next::GoOn)
+}
+
+fn read(chat: &mut Chat, file: &str) -> Result<Next> {
+    let bytes = chat.read_files.read(&path_of(file))?;
+    let names = chat.read_files.names().join(", ");
+    chat.note(&format!("behind the next message: {names}; {}", taper_bench::counted(bytes, "byte")));
     Ok(Next::GoOn)
 }
 
@@ -252,6 +273,7 @@ fn load(chat: &mut Chat, file: &str) -> Result<Next> {
     let Loaded { conversation, parameters, left_out } =
         chat.known_files.read(&path).with_context(|| format!("cannot load {}, nothing has changed", path.display()))?;
     chat.conversation = conversation;
+    chat.read_files.clear();
     if let Some(mut parameters) = parameters {
         if let Err(error) = chat.talker.check(&parameters) {
             parameters.think = None;
