@@ -330,6 +330,31 @@ fn files_go_into_the_next_message_and_wait_until_it_is_answered() {
 }
 
 #[test]
+fn the_models_of_a_server_are_listed_and_take_turns() {
+    let several = with_models(&["small", "big"], &["a", "b", "c"].map(|text| streamed(&[text])));
+    let fake = Fake::start(move |request, stream| drop(stream.write_all(several(request).as_bytes())));
+    let lines = "hi\n/model\n/model big\nhi\n/model bug\n/model gpt\n/model\nhi\n";
+    let (stdout, stderr) = chat(&fake, &["--model-name", "small"], lines);
+    assert_eq!(stdout, "a\nb\nc\n");
+    let asked: Vec<(Value, usize)> =
+        fake.bodies().iter().map(|body| (body["model"].clone(), body["messages"].as_array().unwrap().len())).collect();
+    assert_eq!(asked, [("small".into(), 1), ("big".into(), 3), ("big".into(), 5)], "the conversation goes on");
+    for words in [
+        "* small\n  big\n",
+        "  small\n* big\n",
+        "big answers from now on",
+        "no model \"bug\", it has small, big; did you mean big?",
+        "no model \"gpt\", it has small, big]",
+    ] {
+        assert!(stderr.contains(words), "{words} in {stderr}");
+    }
+    let silent = Fake::start(|_, stream| drop(stream.write_all(respond(404, "text/plain", "not here").as_bytes())));
+    let (_, stderr) = chat(&silent, &["--model-name", "m"], "/model\n/model n\n/show\n");
+    assert_eq!(stderr.matches("404").count(), 2, "{stderr}");
+    assert!(stderr.contains("m, at http://"), "{stderr}");
+}
+
+#[test]
 fn an_error_is_shown_with_the_servers_words_and_the_chat_goes_on() {
     let error = |status, body: &str| respond(status, "application/json", body);
     let half = event(&json!({ "choices": [{ "delta": { "content": "half" } }] }));

@@ -40,7 +40,7 @@ pub(super) enum Completes {
 }
 
 /// Every command, in the order of the help.
-pub(super) static ROWS: [Row; 12] = [
+pub(super) static ROWS: [Row; 13] = [
     Row {
         name: "/system",
         aliases: &[],
@@ -64,6 +64,14 @@ pub(super) static ROWS: [Row; 12] = [
         help: "put the text of a file behind the next message",
         completes: Completes::Files,
         run: read,
+    },
+    Row {
+        name: "/model",
+        aliases: &[],
+        arguments: "[NAME]",
+        help: "let another model of the server answer; without NAME, show which there are",
+        completes: Completes::Nothing,
+        run: model,
     },
     Row {
         name: "/show",
@@ -251,6 +259,24 @@ fn read(chat: &mut Chat, file: &str) -> Result<Next> {
     let bytes = chat.read_files.read(&path_of(file))?;
     let names = chat.read_files.names().join(", ");
     chat.note(&format!("behind the next message: {names}; {}", taper_bench::counted(bytes, "byte")));
+    Ok(Next::GoOn)
+}
+
+fn model(chat: &mut Chat, name: &str) -> Result<Next> {
+    if !name.is_empty() {
+        chat.talker.choose(name)?;
+        chat.note(&format!("{name} answers from now on, {}", chat.talker.place()));
+        return Ok(Next::GoOn);
+    }
+    let mut models = chat.talker.models()?;
+    let current = chat.talker.model();
+    // A name that the server knows and does not list.
+    if !models.iter().any(|model| model == current) {
+        models.insert(0, current.to_owned());
+    }
+    let mark = |model: &String| if model == current { '*' } else { ' ' };
+    let lines: Vec<String> = models.iter().map(|model| format!("{} {model}", mark(model))).collect();
+    output::status(&output::spelled_out(&lines.join("\n")));
     Ok(Next::GoOn)
 }
 

@@ -6,7 +6,7 @@ use crate::args::AnswerArgs;
 use crate::generate::{self, Generator};
 use crate::load::{self, Loaded};
 use crate::parameters::Parameters;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use std::sync::Arc;
 use taper_engine::{FinishReason, Request, SamplingParams};
 use taper_text::ChatMessage;
@@ -36,6 +36,17 @@ impl Talker for Local {
 
     fn place(&self) -> String {
         format!("context of {} tokens", self.loaded.engine.limits().context_len)
+    }
+
+    fn models(&mut self) -> Result<Vec<String>> {
+        Ok(vec![self.loaded.id.clone()])
+    }
+
+    fn choose(&mut self, model: &str) -> Result<()> {
+        if model == self.loaded.id {
+            return Ok(());
+        }
+        bail!("one model is loaded here; `taper chat --model NAME` loads another, with --url a server may have several")
     }
 
     fn check(&self, parameters: &Parameters) -> Result<()> {

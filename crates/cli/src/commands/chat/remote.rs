@@ -7,7 +7,7 @@ use super::roots::root_certificates;
 use super::talker::{Cost, End, Reply, Talker};
 use crate::answer::Said;
 use crate::generate::Generator;
-use crate::parameters::Parameters;
+use crate::parameters::{Parameters, nearest};
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use taper_text::ChatMessage;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
 use ureq::http::{Response, Uri};
 use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body};
@@ -184,20 +185,26 @@ impl Remote {
         };
         Ok(Remote { server, model, roots, agent, generator })
     }
+
+    /// Breaks off what the agent does, on the server too; there is a new one then.
+    fn break_off(&mut self) {
+        std::mem::replace(&mut self.agent, new_agent(&self.roots)).shutdown();
+    }
 }
 
 fn only(mut models: Vec<String>) -> Result<String> {
     match models.len() {
         0 => bail!("the server names no model; --model-name names one"),
         1 => Ok(models.remove(0)),
-        number => {
-            let more = if number > 10 { ", ..." } else { "" };
-            bail!(
-                "the server has {number} models; --model-name chooses one of {}{more}",
-                models[..number.min(10)].join(", ")
-            )
-        }
+        number => bail!("the server has {number} models; --model-name chooses one of {}", listed(&models)),
     }
+}
+
+/// Names in a sentence, so many of them at most.
+fn listed(names: &[String]) -> String {
+    const MOST: usize = 10;
+    let more = if names.len() > MOST { ", ..." } else { "" };
+    format!("{}{more}", names[..names.len().min(MOST)].join(", "))
 }
 
 fn new_agent(roots: &RootCerts) -> Agent {
@@ -214,6 +221,32 @@ impl Talker for Remote {
 
     fn place(&self) -> String {
         format!("at {}", self.server.base)
+    }
+
+    fn models(&mut self) -> Result<Vec<String>> {
+        let (server, agent) = (self.server.clone(), self.agent.clone());
+        let (sender, list) = oneshot::channel();
+        let thread = std::thread::Builder::new().name("taper-remote".to_owned());
+        // Nobody listens any more where Ctrl-C came first.
+        thread.spawn(move || drop(sender.send(server.models(&agent)))).context("cannot start a thread")?;
+        match self.generator.unless_stopped(list)? {
+            Some(list) => list.context("asking for the models crashed")?,
+            None => {
+                self.break_off();
+                bail!("stopped")
+            }
+        }
+    }
+
+    fn choose(&mut self, model: &str) -> Result<()> {
+        let models = self.models()?;
+        if !models.iter().any(|name| name == model) {
+            let near = nearest(model, models.iter().map(String::as_str));
+            let near = near.map_or_else(String::new, |near| format!("; did you mean {near}?"));
+            bail!("the server has no model {model:?}, it has {}{near}", listed(&models));
+        }
+        self.model = model.to_owned();
+        Ok(())
     }
 
     fn check(&self, _: &Parameters) -> Result<()> {
@@ -239,8 +272,8 @@ impl Talker for Remote {
             let outcome = thread.join().unwrap_or_else(|_| Err(anyhow!("reading the answer crashed")));
             return answer.ended(outcome);
         }
-        // Stopped, or nobody reads: what the server still computes is for nobody. A new agent, since this one ends.
-        std::mem::replace(&mut self.agent, new_agent(&self.roots)).shutdown();
+        // Stopped, or nobody reads: what the server still computes is for nobody.
+        self.break_off();
         match ended? {
             Some(outcome) => outcome.map(|()| answer.stopped()),
             None => Ok(answer.stopped()),

@@ -13,6 +13,18 @@ pub(super) trait Talker {
     /// Where it is, for `/show`: the context, or the address.
     fn place(&self) -> String;
 
+    /// The names of all models that could answer.
+    ///
+    /// # Errors
+    /// When they cannot be found out.
+    fn models(&mut self) -> Result<Vec<String>>;
+
+    /// Has another model answer from now on.
+    ///
+    /// # Errors
+    /// When there is none of this name.
+    fn choose(&mut self, model: &str) -> Result<()>;
+
     /// Refuses parameters that nothing would come of.
     ///
     /// # Errors
