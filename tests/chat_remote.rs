@@ -355,6 +355,33 @@ fn the_models_of_a_server_are_listed_and_take_turns() {
 }
 
 #[test]
+fn a_socket_is_talked_to_as_an_address_is() {
+    let home = tempfile::tempdir().unwrap();
+    let fake =
+        Fake::at_socket(&home.path().join("s"), with_models(&["m"], &[streamed(&["Hel", "lo."]), streamed(&["x"])]));
+    // A relative path, and a proxy that is not for it.
+    let mut chat = command(home.path(), &["--url", "unix:s"]);
+    chat.env("TAPER_API_KEY", "ours").env("HTTP_PROXY", "http://127.0.0.1:1").env("ALL_PROXY", "http://127.0.0.1:1");
+    let output = say(chat, "hi\n/show\nhi\n");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && stderr.contains("m, at unix:s"), "{stderr}");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "Hello.\nx\n");
+    let requests: Vec<Request> = fake.requests.try_iter().collect();
+    let what: Vec<&str> = requests.iter().map(|request| request.what.as_str()).collect();
+    assert_eq!(what, ["GET /v1/models", "POST /v1/chat/completions", "POST /v1/chat/completions"]);
+    for request in &requests {
+        for header in ["host: localhost", "authorization: bearer ours"] {
+            assert!(request.headers.iter().any(|sent| sent == header), "{header} in {request:?}");
+        }
+    }
+    for (url, words) in [("unix:none", "cannot reach unix:none"), ("unix:", "has no path of a socket")] {
+        let output = say(command(home.path(), &["--url", url]), "");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && stderr.contains(words), "{stderr}");
+    }
+}
+
+#[test]
 fn an_error_is_shown_with_the_servers_words_and_the_chat_goes_on() {
     let error = |status, body: &str| respond(status, "application/json", body);
     let half = event(&json!({ "choices": [{ "delta": { "content": "half" } }] }));

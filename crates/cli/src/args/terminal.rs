@@ -20,8 +20,8 @@ pub(crate) enum ColorChoice {
 /// A server that answers instead of a model that is loaded.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct RemoteArgs {
-    /// Talk to a server with OpenAI's interface, such as `http://localhost:8080` or `https://api.example.com/v1`, instead of loading a
-    /// model. Parameters that are not given are the server's to choose.
+    /// Talk to a server with OpenAI's interface, such as `http://localhost:8080`, `https://api.example.com/v1` or `unix:PATH`, the
+    /// socket of `taper serve --unix-socket`, instead of loading a model. Parameters that are not given are the server's to choose.
     #[arg(long, value_name = "URL")]
     pub(crate) url: Option<String>,
 

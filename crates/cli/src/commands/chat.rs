@@ -13,6 +13,7 @@ mod read_files;
 mod remote;
 mod roots;
 mod talker;
+mod unix;
 
 use crate::answer::{AnswerWriter, Said};
 use crate::args::ChatArgs;

@@ -5,6 +5,7 @@
 
 use super::roots::root_certificates;
 use super::talker::{Cost, End, Reply, Talker};
+use super::unix;
 use crate::answer::Said;
 use crate::generate::Generator;
 use crate::parameters::{Parameters, nearest};
@@ -12,6 +13,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use taper_text::ChatMessage;
@@ -29,11 +31,16 @@ const MODELS_LIMIT: Duration = Duration::from_secs(30);
 const MAX_LINE_BYTES: u64 = 16 << 20;
 const MAX_ERROR_BYTES: u64 = 64 << 10;
 
+/// What an address begins with that is a path of a Unix socket.
+const UNIX: &str = "unix:";
+
 /// Where a server is, and what it asks to know.
 #[derive(Debug, Clone)]
 pub(super) struct Server {
     /// Up to and with the version: `http://host:port/v1`.
     base: String,
+    /// What is connected to instead of the host.
+    socket: Option<PathBuf>,
     key: Option<String>,
 }
 
@@ -43,7 +50,17 @@ impl Server {
     /// # Errors
     /// When it is not one.
     pub(super) fn new(url: &str, key: Option<String>) -> Result<Server> {
-        let expected = "expected an address such as http://localhost:8080 or https://api.example.com/v1";
+        let expected =
+            "expected an address such as http://localhost:8080, https://api.example.com/v1 or unix:/run/taper.sock";
+        if key.as_ref().is_some_and(|key| key.contains(|c: char| c.is_control() || !c.is_ascii())) {
+            bail!("the API key has characters that a header cannot hold");
+        }
+        if let Some(path) = url.strip_prefix(UNIX) {
+            if path.is_empty() {
+                bail!("--url {url:?} has no path of a socket; {expected}");
+            }
+            return Ok(Server { base: "http://localhost/v1".to_owned(), socket: Some(path.into()), key });
+        }
         if authority(url).contains('@') {
             bail!("--url has a user or a password in it; --api-key gives a key; {expected}");
         }
@@ -59,10 +76,15 @@ impl Server {
         let base = url.trim_end_matches('/');
         let base = ["/chat/completions", "/completions"].iter().find_map(|end| base.strip_suffix(*end)).unwrap_or(base);
         let base = if uri.path().trim_matches('/').is_empty() { format!("{base}/v1") } else { base.to_owned() };
-        if key.as_ref().is_some_and(|key| key.contains(|c: char| c.is_control() || !c.is_ascii())) {
-            bail!("the API key has characters that a header cannot hold");
+        Ok(Server { base, socket: None, key })
+    }
+
+    /// As people name it.
+    fn name(&self) -> String {
+        match &self.socket {
+            Some(path) => format!("{UNIX}{}", path.display()),
+            None => self.base.clone(),
         }
-        Ok(Server { base, key })
     }
 
     fn authorization(&self) -> Option<String> {
@@ -94,16 +116,16 @@ impl Server {
     }
 
     fn unreachable(&self, error: &ureq::Error) -> anyhow::Error {
-        anyhow!("cannot reach {}: {error}", self.base)
+        anyhow!("cannot reach {}: {error}", self.name())
     }
 }
 
-/// The address of a server up to and with its version, from what was typed.
+/// The address of a server up to and with its version, or its socket, from what was typed.
 ///
 /// # Errors
 /// When it is no address, or the key cannot be sent.
 pub(crate) fn base_of(url: &str, key: Option<&str>) -> Result<String> {
-    Server::new(url, key.map(str::to_owned)).map(|server| server.base)
+    Server::new(url, key.map(str::to_owned)).map(|server| server.name())
 }
 
 /// The part of an address that names the host, with whatever stands before the host and behind it.
@@ -114,6 +136,9 @@ fn authority(url: &str) -> &str {
 
 /// Whether an address can only be this machine's.
 pub(super) fn is_on_this_machine(url: &str) -> bool {
+    if url.starts_with(UNIX) {
+        return true;
+    }
     let Ok(uri) = url.parse::<Uri>() else { return false };
     let host = uri.host().unwrap_or_default();
     let address = host.trim_matches(['[', ']']).parse::<IpAddr>();
@@ -178,7 +203,7 @@ impl Remote {
     /// When the server cannot be reached, or has several.
     pub(super) fn connect(server: Server, model: Option<String>, generator: Arc<Generator>) -> Result<Remote> {
         let roots = if server.base.starts_with("https") { root_certificates()? } else { RootCerts::WebPki };
-        let agent = new_agent(&roots);
+        let agent = new_agent(&server, &roots);
         let model = match model {
             Some(model) => model,
             None => only(server.models(&agent).context("cannot ask for the model; --model-name names one")?)?,
@@ -188,7 +213,7 @@ impl Remote {
 
     /// Breaks off what the agent does, on the server too; there is a new one then.
     fn break_off(&mut self) {
-        std::mem::replace(&mut self.agent, new_agent(&self.roots)).shutdown();
+        std::mem::replace(&mut self.agent, new_agent(&self.server, &self.roots)).shutdown();
     }
 }
 
@@ -207,11 +232,16 @@ fn listed(names: &[String]) -> String {
     format!("{}{more}", names[..names.len().min(MOST)].join(", "))
 }
 
-fn new_agent(roots: &RootCerts) -> Agent {
+fn new_agent(server: &Server, roots: &RootCerts) -> Agent {
     let tls = TlsConfig::builder().root_certs(roots.clone()).build();
     let config =
         Agent::config_builder().http_status_as_error(false).timeout_connect(Some(CONNECT_LIMIT)).tls_config(tls);
-    config.user_agent(concat!("taper/", env!("CARGO_PKG_VERSION"))).build().into()
+    let config = config.user_agent(concat!("taper/", env!("CARGO_PKG_VERSION")));
+    match &server.socket {
+        // No proxy reaches a path of this machine.
+        Some(path) => unix::agent(config.proxy(None).build(), path.clone()),
+        None => config.build().into(),
+    }
 }
 
 impl Talker for Remote {
@@ -220,7 +250,7 @@ impl Talker for Remote {
     }
 
     fn place(&self) -> String {
-        format!("at {}", self.server.base)
+        format!("at {}", self.server.name())
     }
 
     fn models(&mut self) -> Result<Vec<String>> {
@@ -475,7 +505,19 @@ mod tests {
             let refused = Server::new(url, None).unwrap_err().to_string();
             assert!(refused.contains("--url") && refused.contains("http://localhost:8080"), "{url}: {refused}");
         }
-        assert!(Server::new("http://host", Some("a\nb".into())).is_err());
+        for url in ["http://host", "unix:/s"] {
+            assert!(Server::new(url, Some("a\nb".into())).is_err());
+        }
+    }
+
+    #[test]
+    fn an_address_may_be_a_path_of_a_socket() {
+        let server = Server::new("unix:/run/a b@c.sock", None).unwrap();
+        assert_eq!((server.base.as_str(), server.name()), ("http://localhost/v1", "unix:/run/a b@c.sock".to_owned()));
+        assert_eq!(server.socket, Some(PathBuf::from("/run/a b@c.sock")));
+        assert_eq!(base_of("unix:s", None).unwrap(), "unix:s");
+        let refused = Server::new("unix:", None).unwrap_err().to_string();
+        assert!(refused.contains("no path") && refused.contains("unix:/run/taper.sock"), "{refused}");
     }
 
     #[test]
@@ -495,6 +537,7 @@ mod tests {
             "http://127.0.0.1:1/v1",
             "http://127.9.9.9",
             "http://[::1]:80",
+            "unix:/run/taper.sock",
         ] {
             assert!(is_on_this_machine(url), "{url}");
         }
