@@ -4,7 +4,9 @@ use super::*;
 use crate::load::connections::Connections;
 use serde_json::{Map, Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -34,24 +36,40 @@ impl Stub {
     fn start(answer: impl Fn(&Request) -> String + Send + Sync + 'static) -> Stub {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/v1", listener.local_addr().unwrap());
+        Stub::accepting(url, move || listener.accept().unwrap().0, answer)
+    }
+
+    /// The same on a Unix socket.
+    fn at_socket(path: &Path, answer: impl Fn(&Request) -> String + Send + Sync + 'static) -> Stub {
+        let listener = UnixListener::bind(path).unwrap();
+        Stub::accepting(format!("unix:{}", path.display()), move || listener.accept().unwrap().0, answer)
+    }
+
+    fn accepting<S: Send + 'static>(
+        url: String,
+        accept: impl Fn() -> S + Send + 'static,
+        answer: impl Fn(&Request) -> String + Send + Sync + 'static,
+    ) -> Stub
+    where
+        for<'a> &'a S: Read + Write,
+    {
         let requests = Arc::new(Mutex::new(Vec::new()));
         let connections = Arc::new(AtomicUsize::new(0));
         let (seen, accepted, answer) = (Arc::clone(&requests), Arc::clone(&connections), Arc::new(answer));
         std::thread::spawn(move || {
-            for stream in listener.incoming() {
+            loop {
+                let stream = accept();
                 accepted.fetch_add(1, Ordering::SeqCst);
-                let (stream, seen, answer) = (stream.unwrap(), Arc::clone(&seen), Arc::clone(&answer));
+                let (seen, answer) = (Arc::clone(&seen), Arc::clone(&answer));
                 std::thread::spawn(move || {
-                    let mut reader = BufReader::new(stream.try_clone().unwrap());
+                    let (mut reader, mut writer) = (BufReader::new(&stream), &stream);
                     while let Some(request) = read(&mut reader) {
                         seen.lock().unwrap().push(request.clone());
                         let text = answer(&request);
-                        let mut stream: &TcpStream = &stream;
-                        if stream.write_all(text.as_bytes()).is_err() || text.contains("Connection: close") {
+                        if writer.write_all(text.as_bytes()).is_err() || text.contains("Connection: close") {
                             break;
                         }
                     }
-                    let _ = stream.shutdown(std::net::Shutdown::Both);
                 });
             }
         });
@@ -60,11 +78,7 @@ impl Stub {
 
     /// One with a model `m` and no tokenizer, which answers with `stream`.
     fn with_streams(stream: impl Fn(&Request) -> String + Send + Sync + 'static) -> Stub {
-        Stub::start(move |request| match request.what.as_str() {
-            "GET /v1/models" => respond(200, "", "application/json", r#"{"data":[{"id":"m"},{"id":"other"}]}"#),
-            "POST /tokenize" => respond(404, "", "text/plain", "not here"),
-            _ => stream(request),
-        })
+        Stub::start(with_model(stream))
     }
 
     fn address(&self) -> Address {
@@ -78,7 +92,16 @@ impl Stub {
     }
 }
 
-fn read(reader: &mut BufReader<TcpStream>) -> Option<Request> {
+/// What a server with a model `m` and no tokenizer says, which answers with `stream`.
+fn with_model(stream: impl Fn(&Request) -> String + Send + Sync + 'static) -> impl Fn(&Request) -> String {
+    move |request| match request.what.as_str() {
+        "GET /v1/models" => respond(200, "", "application/json", r#"{"data":[{"id":"m"},{"id":"other"}]}"#),
+        "POST /tokenize" => respond(404, "", "text/plain", "not here"),
+        _ => stream(request),
+    }
+}
+
+fn read(reader: &mut impl BufRead) -> Option<Request> {
     let mut line = || {
         let mut line = String::new();
         reader.read_line(&mut line).ok().filter(|len| *len > 0).map(|_| line.trim_end().to_owned())
@@ -271,6 +294,23 @@ fn nobody_there_is_said_at_once() {
     let plan = Plan { model: Some("m".into()), ..plan() };
     let Err(Failure::Connect(words)) = block_on(Session::open(address, &[], plan)) else { panic!() };
     assert!(words.to_lowercase().contains("refused"), "{words}");
+}
+
+#[test]
+fn a_socket_is_measured_as_an_address_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
+    let stub = Stub::at_socket(&path, with_model(streamed));
+    let (row, _) = measure(&stub, plan(), &closed(2, 6));
+    assert_eq!((&row["requests"], &row["errors"]), (&6.into(), &0.into()), "{row}");
+    assert_eq!(row["params"]["url"], format!("unix:{}", path.display()));
+    let requests = stub.requests.lock().unwrap();
+    assert!(requests.iter().all(|request| request.headers.contains(&"host: localhost".to_owned())), "{requests:?}");
+
+    let address = Address::new(&format!("unix:{}", folder.path().join("none").display()), None).unwrap();
+    let plan = Plan { model: Some("m".into()), ..plan() };
+    let Err(Failure::Connect(words)) = block_on(Session::open(address, &[], plan)) else { panic!() };
+    assert!(words.contains("No such file"), "{words}");
 }
 
 #[test]

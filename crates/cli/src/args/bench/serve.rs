@@ -20,7 +20,8 @@ const OPEN_REQUESTS: u64 = 100;
     after_help = "A closed loop (--concurrency) has so many users, who ask again when they have their answer; one whose request fails waits as long as Retry-After says, else 0.1 s. An open loop (--rate) has users who ask when it is their time: there latencies count from when a request was due, not from when it was sent, and LATE says how late that was. A level ends when the requests under way have.\n\nTTFT is the time to the first event with text, ITL between two of them, E2E to the end of the stream, TPOT (E2E - TTFT) / (tokens - 1); all in milliseconds. Tokens are the server's own count (usage). A request that fails counts by its kind and in no latency. GOODPUT is requests per second that kept every --limit.\n\nLengths are N, MIN..MAX (each as likely), normal:MEAN,SD or lognormal:MEAN,SD. Prompts are random words, as many as the server's tokenizer (POST /tokenize) or its usage makes so many tokens of. No two are alike, unless --seed repeats those of an earlier run: a server may remember them.\n\nCtrl-C ends it early, with what was measured. https believes the system's certificates, or those of SSL_CERT_FILE. Proxies are not used. The status is 1 if no request succeeded."
 )]
 pub(crate) struct BenchServeArgs {
-    /// A server with OpenAI's interface, such as `http://localhost:8000` or `https://api.example.com/v1`.
+    /// A server with OpenAI's interface, such as `http://localhost:8000` or `https://api.example.com/v1`, or `unix:PATH`, the socket of
+    /// `taper serve --unix-socket`.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
     pub(crate) url: String,
 
