@@ -264,7 +264,7 @@ impl EngineHandle {
         request.check(self.0.limits)?;
         let EmbeddingRequest { prompt_tokens, pooling, priority, cache_salt, timeout } = request;
         let sampling = SamplingParams::greedy();
-        let request = Request { prompt_tokens, sampling, grammar: None, priority, cache_salt, timeout };
+        let request = Request { prompt_tokens, sampling, grammar: None, thinking: None, priority, cache_salt, timeout };
         self.enqueue(request, Some(Pooler::new(pooling, hidden_size)))
     }
 

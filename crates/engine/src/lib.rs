@@ -29,6 +29,7 @@ mod speculation;
 pub mod stub;
 mod submit;
 mod sync;
+mod thoughts;
 mod worker;
 
 pub use block_chain::BlockChain;
@@ -50,3 +51,4 @@ pub use scheduler::{
 pub use submit::{EmbeddingRequest, Request, SubmitError};
 /// How a prompt becomes a vector, and how that gets the length 1.
 pub use taper_models::{Pooling, normalize};
+pub use thoughts::ThinkingBudget;

@@ -3,6 +3,7 @@
 use crate::grammar::Masked;
 use crate::metrics::ChoiceClock;
 use crate::speculation::{Acceptance, Guess, Lookup};
+use crate::thoughts::Thoughts;
 use crate::{Event, FinishReason, Sampled, Sampler, SamplingParams, TokenLogprobs};
 use std::sync::Arc;
 use std::time::Instant;
@@ -28,6 +29,8 @@ pub(crate) struct Sequence {
     pub(crate) clock: ChoiceClock,
     /// The form that its text must have.
     pub(crate) form: Option<Form>,
+    /// Its thoughts, if they have a budget.
+    pub(crate) thoughts: Option<Thoughts>,
     choice: usize,
     max_len: usize,
     prompt_len: usize,
@@ -91,6 +94,7 @@ impl Sequence {
             undrafted: usize::MAX / 2,
             clock: ChoiceClock::default(),
             form: None,
+            thoughts: None,
             choice,
             max_len,
             min_tokens: params.min_tokens,
@@ -112,6 +116,9 @@ impl Sequence {
         self.sampler.accept(token);
         self.tokens.push(token);
         self.undrafted += 1;
+        if let Some(thoughts) = &mut self.thoughts {
+            thoughts.accept(token, &self.tokenizer);
+        }
         if let Some(lookup) = &mut self.lookup {
             lookup.note_last(&self.tokens);
         }
@@ -144,6 +151,11 @@ impl Sequence {
             logprobs: std::mem::take(&mut self.unsent_logprobs),
         });
         (event, false)
+    }
+
+    /// The token that comes next whatever the model says, because its thoughts have used up their budget.
+    pub(crate) fn due(&self) -> Option<u32> {
+        self.thoughts.as_ref().and_then(Thoughts::due)
     }
 
     /// How many more tokens it may have.

@@ -1,6 +1,6 @@
 //! What clients hand in, and why it may be refused.
 
-use crate::{InvalidParam, Pooling, RunnerLimits, SamplingParams};
+use crate::{InvalidParam, Pooling, RunnerLimits, SamplingParams, ThinkingBudget};
 use std::time::Duration;
 use taper_text::Grammar;
 
@@ -13,6 +13,8 @@ pub struct Request {
     pub sampling: SamplingParams,
     /// The form that every choice must have, before its first token.
     pub grammar: Option<Grammar>,
+    /// How long each choice may think before it answers.
+    pub thinking: Option<ThinkingBudget>,
     /// Lower is served earlier; 0 is usual.
     pub priority: i32,
     /// Prompts share cached blocks only with prompts of the same salt.

@@ -15,6 +15,7 @@ use crate::scheduler::{Admission, Arrival, KnownRows, Scheduler, SequenceId, Ste
 use crate::sequence::{Form, Sequence};
 use crate::speculation::{Acceptance, Drafter, Lookup, StepCosts};
 use crate::sync::mpsc::Receiver;
+use crate::thoughts::Thoughts;
 use crate::{BlockChain, BlockHash, EngineError, Event, LogitsBuffer, Miss, Request, Runner, Sampler, Scratch};
 use disk::Restoring;
 use std::collections::{HashMap, VecDeque};
@@ -190,7 +191,7 @@ impl Worker {
         if pooling.is_none() {
             self.shared.metrics.note_params(&request.sampling);
         }
-        let Request { prompt_tokens: prompt, sampling, priority, cache_salt, mut grammar, .. } = request;
+        let Request { prompt_tokens: prompt, sampling, priority, cache_salt, mut grammar, thinking, .. } = request;
         // Nothing follows a prompt that becomes a vector.
         let room = if pooling.is_some() { 0 } else { self.context_len - prompt.len() };
         let max_len = prompt.len() + sampling.max_tokens.map_or(room, |max| max.min(room));
@@ -221,6 +222,7 @@ impl Worker {
             // A copy of a grammar takes a tenth of a millisecond: the last choice has the grammar itself.
             let its = if choice + 1 == num_choices { grammar.take() } else { grammar.clone() };
             sequence.form = its.map(|grammar| Form::Idle(grammar, Vec::new()));
+            sequence.thoughts = thinking.clone().map(Thoughts::new);
             self.sequences.insert(id, sequence);
         }
         self.requests.insert(key, active);
