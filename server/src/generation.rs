@@ -11,8 +11,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use taper_engine::{
-    EngineError, EngineHandle, Event, EventStream, FinishReason, Request, SamplingParams, SubmitError, Timings,
-    TokenLogprobs, Usage,
+    EngineError, EngineHandle, Event, EventStream, FinishReason, Request, SamplingParams, SubmitError, ThinkingBudget,
+    Timings, TokenLogprobs, Usage,
 };
 use taper_text::Grammar;
 use tokio::time::Sleep;
@@ -114,6 +114,7 @@ pub(crate) struct Generation {
     grammars: Vec<Arc<Grammar>>,
     /// The field that asked for it.
     form_field: &'static str,
+    thinking: Option<ThinkingBudget>,
     priority: i32,
     cache_salt: Option<String>,
     prompt_only: bool,
@@ -157,6 +158,7 @@ impl Generation {
             engine,
             prompt_param,
             sampling: parameters.sampling.clone(),
+            thinking: parameters.thinking.clone(),
             priority: parameters.priority,
             cache_salt: parameters.cache_salt.clone(),
             prompt_only: parameters.prompt_only,
@@ -214,6 +216,7 @@ impl Generation {
                 prompt_tokens: tokens.clone(),
                 sampling: self.sampling.clone(),
                 grammar: self.grammars.get(prompt).map(|grammar| Grammar::clone(grammar)),
+                thinking: self.thinking.clone(),
                 priority: self.priority,
                 cache_salt: self.cache_salt.clone(),
                 timeout,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use taper_engine::SamplingParams;
+use taper_engine::{SamplingParams, ThinkingBudget};
 use taper_text::{Grammar, GrammarCompiler, GrammarError};
 
 use crate::errors::ApiError;
@@ -39,6 +39,8 @@ pub(crate) struct Parameters {
     pub(crate) form: Option<Form>,
     /// The same for each prompt, compiled; empty without a form.
     pub(crate) grammars: Vec<Arc<Grammar>>,
+    /// How long a chat model may think.
+    pub(crate) thinking: Option<ThinkingBudget>,
     /// vLLM's `priority`: lower is served earlier.
     pub(crate) priority: i32,
     /// vLLM's `cache_salt`: cached prompts are shared only under the same one.
@@ -108,6 +110,7 @@ impl Parameters {
             prompt_only: false,
             form,
             grammars: Vec::new(),
+            thinking: None,
             priority,
             cache_salt,
         })

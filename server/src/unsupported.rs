@@ -37,6 +37,9 @@ fn zero(value: &Value) -> bool {
 fn zero_or_off(value: &Value) -> bool {
     zero(value) || off(value)
 }
+fn negative(value: &Value) -> bool {
+    value.as_f64().is_some_and(|number| number < 0.0)
+}
 fn one(value: &Value) -> bool {
     value.as_f64() == Some(1.0)
 }
@@ -73,6 +76,10 @@ const UNSUPPORTED: &[Row] = &[
     Row("reasoning_effort", none),
     Row("include_reasoning", Value::is_boolean),
     Row("reasoning_format", Value::is_string),
+    Row("thinking_token_budget", negative),
+    Row("thinking_budget_tokens", negative),
+    Row("reasoning_budget_tokens", negative),
+    Row("enable_thinking", never),
     // Of the completions endpoint alone.
     Row("best_of", at_most_one),
     Row("echo", off),

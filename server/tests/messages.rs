@@ -209,10 +209,23 @@ async fn thoughts_are_blocks_of_their_own() {
 }
 
 #[tokio::test]
-async fn a_budget_that_is_not_kept_is_told() {
+async fn an_effort_that_the_template_does_not_know_is_told() {
     let fields = json!({ "thinking": { "type": "enabled", "budget_tokens": 1024 }, "output_config": { "effort": "max" }, "other": 1 });
     let answer = ask(&answering("x"), &fields).await;
-    assert_eq!(answer.headers["x-taper-ignored-fields"], "thinking.budget_tokens, output_config.effort, other");
+    assert_eq!(answer.headers["x-taper-ignored-fields"], "output_config.effort, other");
+}
+
+#[tokio::test]
+async fn thoughts_end_where_their_budget_does() {
+    let state = serve(musing(roomy()));
+    for kind in ["enabled", "adaptive"] {
+        let fields = json!({ "thinking": { "type": kind, "budget_tokens": 5 } });
+        let thinking = json!({ "type": "thinking", "thinking": "mmmmm", "signature": "" });
+        check(&state, fields, json!([thinking, text("Yes.")]), "end_turn", Value::Null).await;
+    }
+    // Under the name of the other endpoints nobody would expect it here.
+    let answer = ask(&state, &json!({ "thinking_token_budget": 5 })).await;
+    assert_eq!(answer.status, 400, "{}", answer.body);
 }
 
 const CALL: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": 5}}\n</tool_call>";

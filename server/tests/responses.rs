@@ -411,3 +411,13 @@ async fn nothing_is_stored() {
     assert_eq!((answer.status.as_u16(), &answer.error()["code"]), (404, &json!("not_found")));
     assert!(answer.error()["message"].as_str().unwrap().contains("stores no responses"));
 }
+
+#[tokio::test]
+async fn thoughts_end_where_their_budget_does() {
+    let state = serve(musing(roomy()));
+    for name in ["thinking_token_budget", "thinking_budget_tokens"] {
+        let body = ask(&state, &json!({ name: 5 })).await.json();
+        assert_eq!(body["output"][0]["content"][0]["text"], "mmmmm", "{body}");
+        assert_eq!(body["output"][1]["content"][0]["text"], "Yes.", "{body}");
+    }
+}

@@ -1,8 +1,8 @@
 //! POST /v1/messages and /v1/messages/count_tokens: conversations in Anthropic's words.
 //!
 //! Content is a string or blocks: text, thinking, `tool_use`, `tool_result`. The model's thoughts come as thinking blocks with
-//! an empty signature, unless `thinking` is disabled. A budget of thoughts is not enforced, and says so in the header of
-//! ignored fields. Sampling parameters that Anthropic's interface does not have go by the names of the chat endpoint.
+//! an empty signature, unless `thinking` is disabled, and keep to their budget. Sampling parameters that Anthropic's interface
+//! does not have go by the names of the chat endpoint.
 
 use axum::body::Body;
 use axum::extract::State;

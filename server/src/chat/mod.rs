@@ -11,6 +11,7 @@ mod render;
 mod single;
 mod stop_watch;
 mod stream;
+mod thinking;
 mod tools;
 
 use serde_json::{Map, Value};
@@ -28,6 +29,7 @@ pub(crate) use history::{CallNames, arguments_of, call_of, merge_turns, take_fun
 pub(crate) use render::{count, encode, render};
 pub(crate) use single::{End, Events, Protocol, check_single, send};
 pub(crate) use stream::{ChatPart, ChatPiece, ChatStream, Ending};
+pub(crate) use thinking::Budget;
 pub(crate) use tools::{AllowedTools, Tool, ToolChoice, check_tools};
 
 /// What is said so far, and how the model may answer.
@@ -44,6 +46,8 @@ pub(crate) struct Conversation {
     pub(crate) parallel_calls: bool,
     /// What becomes of the model's thoughts.
     pub(crate) thoughts: Thoughts,
+    /// How many tokens they may have.
+    pub(crate) thinking_budget: Option<Budget>,
     /// Variables for the template.
     pub(crate) variables: Map<String, Value>,
 }
@@ -92,7 +96,7 @@ impl Prepared {
     }
 }
 
-/// Renders a conversation, and sets the form and the shown tokens in `parameters` that its answer needs.
+/// Renders a conversation, and sets the form, the shown tokens and the budget of thoughts in `parameters` that its answer needs.
 pub(crate) fn prepare(
     served: &Served,
     conversation: &Conversation,
@@ -103,6 +107,9 @@ pub(crate) fn prepare(
     let prompt = encode(served, &rendered, conversation.messages_field, true)?;
     let dialect = &served.dialect;
     let reasoning = dialect.reasoning.map(|marks| (marks, marks.at_end_of(&rendered.text())));
+    if let Some(budget) = conversation.thinking_budget {
+        parameters.thinking = budget.for_engine(served, reasoning)?;
+    }
     let form = form::of_answer(conversation, offered, dialect.format, reasoning, parameters.form.take())?;
     let is_certain = form.as_ref().is_some_and(form::has_calls);
     parameters.form = form;

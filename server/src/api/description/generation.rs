@@ -172,7 +172,7 @@ pub(super) fn template_variables() -> Named {
 
 /// What the model may call, what it may know of the conversation besides, and what of its thoughts is told.
 pub(super) fn conversation_fields() -> Vec<Named> {
-    vec![
+    let mut fields = vec![
         messages(),
         ("tools", array(reference("Tool"), "What the model may call.")),
         ("tool_choice", tool_choice()),
@@ -186,7 +186,23 @@ pub(super) fn conversation_fields() -> Vec<Named> {
             one_of(&["auto", "deepseek", "none"], "Where: in reasoning_content, or with none in the text."),
         ),
         ("reasoning_effort", one_of(EFFORTS, "How hard to think, where the chat template knows that.")),
+        ("enable_thinking", boolean("The same as chat_template_kwargs.enable_thinking.")),
         template_variables(),
+    ];
+    fields.extend(thinking_budgets());
+    fields
+}
+
+/// How many tokens the model may think.
+pub(super) fn thinking_budgets() -> Vec<Named> {
+    let budget = |about: &str| integer_from(-1, about);
+    vec![
+        (
+            "thinking_token_budget",
+            budget("Most tokens of thoughts; then the mark that ends them is written. -1 is no budget."),
+        ),
+        ("thinking_budget_tokens", budget("llama.cpp's name of the same.")),
+        ("reasoning_budget_tokens", budget("And its newer one.")),
     ]
 }
 

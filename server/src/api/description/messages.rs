@@ -129,7 +129,7 @@ fn request(required: &[&str]) -> Value {
     let thinking = object(
         vec![
             ("type", one_of(&["enabled", "adaptive", "disabled"], "The template's switch, where it has one.")),
-            ("budget_tokens", integer_from(1, "Not kept; named among the ignored fields.")),
+            ("budget_tokens", integer_from(1, "Most tokens of thoughts.")),
             ("display", one_of(&["summarized", "omitted"], "Whether thoughts are told; they are told whole.")),
         ],
         &["type"],

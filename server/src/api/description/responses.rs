@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use taper_engine::MAX_LOGPROBS;
 
 use super::Operation;
-use super::generation::{account_fields, shared_fields, template_variables};
+use super::generation::{account_fields, shared_fields, template_variables, thinking_budgets};
 use super::messages::without_several;
 use super::schema::{
     Named, all, any_of, array, boolean, integer, integer_from, integer_in, map, null, nullable, number, object, one_of,
@@ -134,6 +134,7 @@ fn request() -> Value {
         ("max_tool_calls", refused("Not supported: this server has no tools of its own.")),
         template_variables(),
     ];
+    fields.extend(thinking_budgets());
     fields.extend(account_fields());
     fields.extend(without_several(shared_fields()));
     object(fields, &["input"])

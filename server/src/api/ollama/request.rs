@@ -55,6 +55,7 @@ pub(crate) fn prepare_chat(body: &[u8], state: &ServerState, served: &Served) ->
         tool_choice: choice,
         parallel_calls: parallel,
         thoughts: common.thoughts,
+        thinking_budget: None,
         variables: std::mem::take(&mut common.variables),
     };
     let prepared = chat::prepare(served, &conversation, &mut common.parameters)?;
@@ -92,6 +93,7 @@ pub(crate) fn prepare_generate(body: &[u8], state: &ServerState, served: &Served
             tool_choice: ToolChoice::None,
             parallel_calls: true,
             thoughts: common.thoughts,
+            thinking_budget: None,
             variables: std::mem::take(&mut common.variables),
         };
         chat::prepare(served, &conversation, &mut common.parameters)?

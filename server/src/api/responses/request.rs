@@ -6,7 +6,7 @@ use taper_text::GrammarSpec;
 
 use super::{history, tools};
 use crate::api::chat_completions::{reasoning_effort, template_variables};
-use crate::chat::{self, Conversation, Reading, Thoughts, check_single};
+use crate::chat::{self, Budget, Conversation, Reading, Thoughts, check_single};
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 use crate::grammar_fields::{Form, schema};
@@ -50,6 +50,7 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
     account_fields::take(&mut fields)?;
     let mut variables = template_variables(&mut fields)?;
     take_reasoning(&mut fields, served, &mut variables, &mut ignored)?;
+    let thinking_budget = Budget::take(&mut fields)?;
     let parallel_calls = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
     let (tools, tool_choice) = tools::take(&mut fields)?;
     let parallel_calls = tool_choice.allows_several(parallel_calls);
@@ -60,6 +61,7 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
         tool_choice,
         parallel_calls,
         thoughts: Thoughts::Apart,
+        thinking_budget,
         variables,
     };
     ignored.extend(unsupported::check_rest(fields, state)?);
