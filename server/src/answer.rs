@@ -41,6 +41,8 @@ pub(crate) trait Source: Sized + Send + Unpin + 'static {
     fn num_prompts(&self) -> usize;
     /// The choices of a prompt.
     fn choices_of(&self, prompt: usize) -> Range<usize>;
+    /// What a prompt cost with all its choices, once they are complete.
+    fn totals_of(&self, prompt: usize) -> Option<Totals>;
 
     /// [`Source::poll_next`] for asynchronous code.
     fn next(&mut self) -> impl Future<Output = Option<Next<Self>>> + Send {
@@ -159,6 +161,19 @@ pub(crate) fn timings(totals: &Totals) -> Option<Value> {
     }))
 }
 
+/// The `timings` of an answer that `source` has brought: of its one prompt unless `asked` says no; of several, which overlap, for
+/// each of them where it says yes.
+pub(crate) fn timings_of(source: &impl Source, totals: &Totals, asked: Option<bool>) -> Option<Value> {
+    match asked {
+        Some(false) => None,
+        Some(true) if source.num_prompts() > 1 => {
+            let of_prompt = |prompt| source.totals_of(prompt).as_ref().and_then(timings);
+            Some((0..source.num_prompts()).map(of_prompt).collect::<Vec<_>>().into())
+        }
+        _ => timings(totals),
+    }
+}
+
 /// What an answer needs besides its text.
 pub(crate) struct Answering<'a> {
     /// The model that answers.
@@ -179,9 +194,9 @@ pub(crate) async fn send<S: Shape>(
     let envelope = Envelope::new::<S>(context.model);
     let mut response = if parameters.stream {
         let keep_alive = context.state.timeouts().keep_alive;
-        sse::respond(shape, envelope, generation, parameters.include_usage, keep_alive).await?
+        sse::respond(shape, envelope, generation, parameters, keep_alive).await?
     } else {
-        let whole = collect(shape, envelope, generation, parameters.num_choices).await?;
+        let whole = collect(shape, envelope, generation, parameters).await?;
         let details = parameters.details;
         let is_large = details.logprobs.is_some() || details.prompt_logprobs.is_some();
         let text = if is_large { context.state.work().write(|| whole.write()).await? } else { whole.write() };
@@ -197,6 +212,7 @@ struct Whole<S: Shape> {
     envelope: Envelope,
     choices: Vec<(ReasonOf<S>, PieceOf<S>)>,
     totals: Totals,
+    timings: Option<Value>,
 }
 
 impl<S: Shape> Whole<S> {
@@ -216,7 +232,7 @@ impl<S: Shape> Whole<S> {
         let mut rest = json!({});
         self.shape.complete(&mut rest);
         rest["usage"] = usage(&self.totals);
-        if let Some(timings) = timings(&self.totals) {
+        if let Some(timings) = self.timings {
             rest["timings"] = timings;
         }
         text.push_str(&rest.to_string().replacen('{', ",", 1));
@@ -229,7 +245,7 @@ async fn collect<S: Shape>(
     mut shape: S,
     envelope: Envelope,
     mut generation: S::Source,
-    num_choices: usize,
+    parameters: &Parameters,
 ) -> Result<Whole<S>, ApiError> {
     let mut pieces = vec![PieceOf::<S>::default(); generation.num_choices()];
     let mut reasons = vec![None; pieces.len()];
@@ -247,12 +263,13 @@ async fn collect<S: Shape>(
     }
     let mut choices = Vec::new();
     for prompt in 0..generation.num_prompts() {
-        for generated in best(&pieces, generation.choices_of(prompt), num_choices) {
+        for generated in best(&pieces, generation.choices_of(prompt), parameters.num_choices) {
             let reason = reasons[generated].ok_or_else(|| ApiError::internal("the engine left a choice unfinished"))?;
             choices.push((reason, std::mem::take(&mut pieces[generated])));
         }
     }
-    Ok(Whole { shape, envelope, choices, totals })
+    let timings = timings_of(&generation, &totals, parameters.timings);
+    Ok(Whole { shape, envelope, choices, totals, timings })
 }
 
 /// The `num` of these choices that the model finds most probable per token, best first; all of them in their own order when

@@ -50,6 +50,23 @@ pub struct Totals {
     pub timings: Option<Timings>,
 }
 
+impl Totals {
+    /// Of one prompt; `prompt_only` where nothing was asked for but what is told of it.
+    pub(crate) fn of(usage: Usage, prompt_only: bool) -> Totals {
+        Totals {
+            prompt_tokens: usage.prompt_tokens,
+            cached_tokens: usage.cached_tokens,
+            // The one token that was chosen at the end of a prompt asked about alone is nobody's.
+            completion_tokens: if prompt_only { 0 } else { usage.completion_tokens },
+            reasoning_tokens: 0,
+            guessed_tokens: usage.guessed_tokens,
+            right_guesses: usage.right_guesses,
+            recomputed_rows: Some(usage.recomputed_rows),
+            timings: Some(usage.timings),
+        }
+    }
+}
+
 /// Text of a choice, the tokens it came with, and their log-probabilities if they were asked for.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Piece {
@@ -311,12 +328,13 @@ impl Generation {
     }
 
     fn add(&mut self, usage: Usage) {
-        self.totals.prompt_tokens += usage.prompt_tokens;
-        self.totals.cached_tokens += usage.cached_tokens;
-        // The one token that was chosen at the end of a prompt asked about alone is nobody's.
-        self.totals.completion_tokens += if self.prompt_only { 0 } else { usage.completion_tokens };
-        self.totals.guessed_tokens += usage.guessed_tokens;
-        self.totals.right_guesses += usage.right_guesses;
+        let Totals { prompt_tokens, cached_tokens, completion_tokens, guessed_tokens, right_guesses, .. } =
+            Totals::of(usage, self.prompt_only);
+        self.totals.prompt_tokens += prompt_tokens;
+        self.totals.cached_tokens += cached_tokens;
+        self.totals.completion_tokens += completion_tokens;
+        self.totals.guessed_tokens += guessed_tokens;
+        self.totals.right_guesses += right_guesses;
         if self.num_prompts == 1 {
             self.totals.recomputed_rows = Some(usage.recomputed_rows);
             self.totals.timings = Some(usage.timings);
@@ -369,6 +387,10 @@ impl Source for Generation {
 
     fn choices_of(&self, prompt: usize) -> Range<usize> {
         prompt * self.sampling.n..(prompt + 1) * self.sampling.n
+    }
+
+    fn totals_of(&self, prompt: usize) -> Option<Totals> {
+        self.usages[prompt].map(|usage| Totals::of(usage, self.prompt_only))
     }
 }
 

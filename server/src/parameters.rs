@@ -29,6 +29,8 @@ pub(crate) struct Parameters {
     pub(crate) stream: bool,
     /// Whether a stream ends with a chunk of usage.
     pub(crate) include_usage: bool,
+    /// Whether the answer tells where the time went; unless it is said, that depends on the endpoint.
+    pub(crate) timings: Option<bool>,
     /// What the answer tells about tokens.
     pub(crate) details: Details,
     /// Choices to answer with; `sampling.n` are generated, and the best of them chosen.
@@ -88,6 +90,7 @@ impl Parameters {
         let priority = priority(fields)?;
         let cache_salt = cache_salt(fields)?;
         let form = grammar_fields::take(fields)?;
+        let timings = fields.boolean("timings")?;
         let stream = fields.boolean("stream")?.unwrap_or(false);
         let include_usage = match fields.object("stream_options")? {
             Some(mut options) => Some(options.boolean("include_usage")?.unwrap_or(false)),
@@ -105,6 +108,7 @@ impl Parameters {
             sampling,
             stream,
             include_usage: include_usage.unwrap_or(false),
+            timings,
             details,
             num_choices: n,
             prompt_only: false,

@@ -17,9 +17,10 @@ use futures_core::Stream;
 use serde_json::Value;
 use tokio::time::{Instant, Sleep};
 
-use crate::answer::{AnswerPiece, Envelope, Next, Shape, Source, timings, usage};
+use crate::answer::{AnswerPiece, Envelope, Next, Shape, Source, timings_of, usage};
 use crate::errors::ApiError;
 use crate::generation::{Output, Totals};
+use crate::parameters::Parameters;
 
 /// The headers of every stream.
 pub(crate) const HEADERS: [(HeaderName, HeaderValue); 3] = [
@@ -34,7 +35,7 @@ pub(crate) async fn respond<S: Shape>(
     shape: S,
     envelope: Envelope,
     mut generation: S::Source,
-    include_usage: bool,
+    parameters: &Parameters,
     keep_alive: Duration,
 ) -> Result<Response, ApiError> {
     let first = match tokio::time::timeout(keep_alive, generation.next()).await {
@@ -49,7 +50,8 @@ pub(crate) async fn respond<S: Shape>(
         unopened: (0..generation.num_choices()).collect(),
         unfinished: generation.num_choices(),
         generation,
-        include_usage,
+        include_usage: parameters.include_usage,
+        timings: parameters.timings,
         ready: VecDeque::new(),
         held: None,
         interval: keep_alive,
@@ -72,6 +74,8 @@ struct Frames<S: Shape> {
     envelope: Envelope,
     generation: S::Source,
     include_usage: bool,
+    /// Whether timings are asked for.
+    timings: Option<bool>,
     is_first: bool,
     /// Choices whose first chunk is not made yet.
     unopened: BTreeSet<usize>,
@@ -132,7 +136,7 @@ impl<S: Shape> Frames<S> {
     }
 
     fn finish(&mut self, totals: &Totals) {
-        let timings = timings(totals);
+        let timings = timings_of(&self.generation, totals, self.timings);
         if let Some(mut held) = self.held.take() {
             if let Some(timings) = &timings {
                 held["timings"] = timings.clone();

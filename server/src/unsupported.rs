@@ -129,7 +129,6 @@ const HARMLESS: &[&str] = &[
     "id_slot",
     "request_id",
     "timings_per_token",
-    "timings",
 ];
 
 /// The ends of paths to such fields inside other objects: names, what answers say of their parts and clients send back with them,

@@ -63,6 +63,17 @@ fn check_timings(timings: &Value) {
 }
 
 #[tokio::test]
+async fn timings_are_left_out_where_nobody_wants_them() {
+    let body = chat(&state(), json!({ "timings": false })).await.json();
+    assert_eq!(body.get("timings"), None);
+    let streamed = chat(&state(), json!({ "timings": false, "stream": true })).await;
+    assert!(streamed.chunks().iter().all(|chunk| chunk.get("timings").is_none()));
+    check_timings(&chat(&state(), json!({ "timings": true })).await.json()["timings"]);
+    let answer = chat(&state(), json!({ "timings": "yes" })).await;
+    assert_eq!((answer.status.as_u16(), &answer.error()["param"]), (400, &json!("timings")));
+}
+
+#[tokio::test]
 async fn rows_that_were_computed_again_are_told() {
     let runner = replying(REPLY).with_recomputed_rows(2);
     let (state, _engine) = state_with(runner, EngineConfig::default(), Timeouts::default());

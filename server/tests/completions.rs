@@ -152,3 +152,24 @@ async fn usage_of_a_stream_is_that_of_the_whole_answer() {
     assert_eq!(last["choices"], json!([]));
     assert_eq!(last["usage"]["total_tokens"], 12);
 }
+
+#[tokio::test]
+async fn timings_of_several_prompts_are_told_where_they_are_asked_for() {
+    let (state, _engine) = counting(2, EngineConfig::default());
+    let fields = |more: Value| {
+        let mut fields = json!({ "prompt": ["p0:", "p1:"], "n": 2 });
+        fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        fields
+    };
+    assert_eq!(complete(&state, fields(json!({}))).await.json().get("timings"), None);
+    let check = |timings: &Value| {
+        let timings = timings.as_array().unwrap_or_else(|| panic!("{timings}"));
+        let counts: Vec<(&Value, &Value)> =
+            timings.iter().map(|timings| (&timings["prompt_n"], &timings["predicted_n"])).collect();
+        // Two choices of two letters and an end, of each.
+        assert_eq!(counts, [(&json!(3), &json!(6)), (&json!(3), &json!(6))]);
+    };
+    check(&complete(&state, fields(json!({ "timings": true }))).await.json()["timings"]);
+    let chunks = complete(&state, fields(json!({ "timings": true, "stream": true }))).await.chunks();
+    check(&chunks.last().unwrap()["timings"]);
+}

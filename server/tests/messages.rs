@@ -228,6 +228,20 @@ async fn thoughts_end_where_their_budget_does() {
     assert_eq!(answer.status, 400, "{}", answer.body);
 }
 
+#[tokio::test]
+async fn timings_are_told_where_they_are_asked_for() {
+    let state = answering(REPLY);
+    assert_eq!(ask(&state, &json!({})).await.json().get("timings"), None);
+    let body = ask(&state, &json!({ "timings": true })).await.json();
+    assert_eq!(body["timings"]["predicted_n"], body["usage"]["output_tokens"]);
+    let events = ask(&state, &json!({ "timings": true, "stream": true })).await.events();
+    for event in events {
+        let is_end = event["type"] == "message_delta";
+        assert_eq!(event["timings"].is_object(), is_end, "{event}");
+        assert_eq!(event["message"].get("timings"), None);
+    }
+}
+
 const CALL: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": 5}}\n</tool_call>";
 
 #[tokio::test]

@@ -63,6 +63,8 @@ fn samples() -> Vec<(&'static str, &'static str, Value)> {
             json!({ "stream": true, "stream_options": { "include_usage": true }, "logprobs": true, "return_token_ids": true }),
         ),
         ("post", COMPLETIONS, json!({ "prompt": "Once" })),
+        ("post", COMPLETIONS, json!({ "prompt": ["a", "b"], "timings": true })),
+        ("post", COMPLETIONS, json!({ "prompt": ["a", "b"], "timings": true, "stream": true })),
         (
             "post",
             COMPLETIONS,
@@ -82,6 +84,9 @@ fn samples() -> Vec<(&'static str, &'static str, Value)> {
     samples.extend([
         ("post", "/v1/messages", json!({ "messages": messages, "max_tokens": 4 })),
         ("post", "/v1/messages", json!({ "messages": messages, "max_tokens": 20, "stream": true })),
+        ("post", "/v1/messages", json!({ "messages": messages, "max_tokens": 4, "timings": true })),
+        ("post", "/v1/messages", json!({ "messages": messages, "max_tokens": 4, "timings": true, "stream": true })),
+        ("post", "/v1/responses", json!({ "input": "Hi", "timings": true })),
         ("post", "/v1/messages/count_tokens", json!({ "messages": messages, "tools": tools, "system": "S" })),
         ("post", "/v1/responses", json!({ "input": "Hi", "metadata": { "a": "b" }, "top_logprobs": 1 })),
         ("post", "/v1/responses", json!({ "input": "Hi", "max_output_tokens": 4, "stream": true, "top_logprobs": 1 })),

@@ -421,3 +421,14 @@ async fn thoughts_end_where_their_budget_does() {
         assert_eq!(body["output"][1]["content"][0]["text"], "Yes.", "{body}");
     }
 }
+
+#[tokio::test]
+async fn timings_are_told_where_they_are_asked_for() {
+    let state = answering(REPLY);
+    assert_eq!(ask(&state, &json!({})).await.json().get("timings"), None);
+    let body = ask(&state, &json!({ "timings": true })).await.json();
+    assert_eq!(body["timings"]["predicted_n"], body["usage"]["output_tokens"]);
+    let events = ask(&state, &json!({ "timings": true, "stream": true })).await.events();
+    let with_timings: Vec<&Value> = events.iter().filter(|event| event["response"]["timings"].is_object()).collect();
+    assert!(matches!(with_timings.as_slice(), [end] if end["type"] == "response.completed"), "{events:?}");
+}

@@ -35,7 +35,7 @@ pub(crate) async fn messages(
     let mut request = admitted.read(&state, prepare).await?;
     admitted.compile(&state, &mut request.parameters, std::slice::from_ref(&request.prompt)).await?;
     let api::Admitted { served, active, time_limit, .. } = admitted;
-    let shape = shape::Message::new(&served.model.id, request.prompt.len());
+    let shape = shape::Message::new(&served.model.id, request.prompt.len(), request.parameters.timings == Some(true));
     let prompts = vec![request.prompt];
     let generation = Generation::start(&served, prompts, &request.parameters, "messages", (active, time_limit))?;
     let answers = ChatStream::new(generation, &request.reading);

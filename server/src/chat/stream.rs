@@ -200,4 +200,8 @@ impl Source for ChatStream {
     fn choices_of(&self, prompt: usize) -> Range<usize> {
         self.generation.choices_of(prompt)
     }
+
+    fn totals_of(&self, prompt: usize) -> Option<Totals> {
+        self.generation.totals_of(prompt)
+    }
 }

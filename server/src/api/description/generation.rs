@@ -87,6 +87,13 @@ pub(super) fn shared_fields() -> Vec<Named> {
         ("stop_token_ids", ids("Tokens that end an answer.")),
         ("include_stop_str_in_output", boolean("Put the stop text into the answer after all.")),
         ("ignore_eos", boolean("Go on after the token that ends a text.")),
+        (
+            "timings",
+            boolean(
+                "Whether the answer tells where the time went. Where nothing is said, chat completions and text completions of one \
+                 prompt do, messages, responses and completions of several prompts do not; /completion always does.",
+            ),
+        ),
         ("stream", boolean("Answer with server-sent events.")),
         ("stream_options", optional(vec![("include_usage", boolean("A last chunk has the usage."))])),
         (
@@ -349,8 +356,14 @@ fn enveloped(kind: &str, choice: Value, always: Vec<Named>, rest: Vec<Named>) ->
     object(fields, &required)
 }
 
-fn timings() -> Named {
-    ("timings", reference_as("Timings", "Where the time went; for one prompt alone."))
+/// Where the time went, where an answer tells.
+pub(super) fn timings() -> Named {
+    ("timings", reference_as("Timings", "Where the time went."))
+}
+
+fn timings_of_prompts() -> Named {
+    let of_each = array(nullable(reference("Timings")), "Of several prompts, which overlap: one for each.");
+    ("timings", any_of(vec![reference("Timings"), of_each], "Where the time went."))
 }
 
 fn of_prompt() -> Vec<Named> {
@@ -443,9 +456,9 @@ fn completion(kind: &str, is_whole: bool) -> Value {
     fields.extend(of_prompt());
     let choice = object(fields, &required);
     if is_whole {
-        enveloped(kind, choice, vec![("usage", reference("Usage"))], vec![timings()])
+        enveloped(kind, choice, vec![("usage", reference("Usage"))], vec![timings_of_prompts()])
     } else {
-        enveloped(kind, choice, Vec::new(), vec![("usage", nullable(reference("Usage"))), timings()])
+        enveloped(kind, choice, Vec::new(), vec![("usage", nullable(reference("Usage"))), timings_of_prompts()])
     }
 }
 

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use super::Operation;
-use super::generation::{shared_fields, template_variables};
+use super::generation::{shared_fields, template_variables, timings};
 use super::schema::{
-    Named, all, any_of, array, boolean, integer, integer_from, map, null, nullable, object, one_of, optional,
+    Named, all, also, any_of, array, boolean, integer, integer_from, map, null, nullable, object, one_of, optional,
     reference, string, strings,
 };
 
@@ -198,7 +198,7 @@ fn block() -> Value {
 }
 
 fn answer() -> Value {
-    all(vec![
+    let answer = all(vec![
         ("id", string("The answer's.")),
         ("type", json!({ "const": "message" })),
         ("role", json!({ "const": "assistant" })),
@@ -209,7 +209,8 @@ fn answer() -> Value {
         ("stop_details", null()),
         ("container", null()),
         ("usage", reference("MessagesUsage")),
-    ])
+    ]);
+    also(answer, vec![timings()])
 }
 
 fn event() -> Value {
@@ -240,6 +241,7 @@ fn event() -> Value {
             ("content_block", block()),
             ("delta", delta),
             ("usage", reference("MessagesUsage")),
+            timings(),
         ],
         &["type"],
     )

@@ -112,6 +112,14 @@ pub(super) fn object(fields: Vec<Named>, required: &[&str]) -> Value {
     schema
 }
 
+/// An object that may have these fields as well.
+pub(super) fn also(mut object: Value, fields: Vec<Named>) -> Value {
+    for (name, schema) in fields {
+        object["properties"][name] = schema;
+    }
+    object
+}
+
 /// A schema of [`super::components`].
 pub(super) fn reference(name: &str) -> Value {
     json!({ "$ref": format!("#/components/schemas/{name}") })

@@ -231,19 +231,7 @@ impl Native {
             },
             ..Usage::default()
         });
-        let totals = Totals {
-            prompt_tokens: usage.prompt_tokens,
-            cached_tokens: usage.cached_tokens,
-            completion_tokens: if self.prompt_only { 0 } else { usage.completion_tokens },
-            guessed_tokens: usage.guessed_tokens,
-            right_guesses: usage.right_guesses,
-            reasoning_tokens: 0,
-            recomputed_rows: Some(usage.recomputed_rows),
-            timings: Some(usage.timings),
-        };
-        let mut timings = answer::timings(&totals).unwrap_or_default();
-        timings["cache_n"] = totals.cached_tokens.into();
-        timings
+        answer::timings(&Totals::of(usage, self.prompt_only)).unwrap_or_default()
     }
 
     /// (`stop_type`, `stopping_word`).

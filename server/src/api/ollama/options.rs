@@ -28,6 +28,8 @@ pub(crate) const REFUSED: &[Refused] = &[
     // Beside the options, and not among them.
     ("stream", is_never),
     ("stream_options", is_never),
+    // Its answers tell where the time went in its own words.
+    ("timings", is_off),
     ("tfs_z", is_one),
     ("penalize_newline", is_on),
     ("logits_all", is_off),
