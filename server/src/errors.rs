@@ -191,9 +191,10 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).code("not_found")
     }
 
-    /// 405: the path exists, the method does not.
-    pub fn method_not_allowed(method: &str, path: &str) -> Self {
-        let message = format!("{path} does not take {method}; the Allow header says what it takes");
+    /// 405: the path exists, the method does not; why, if clients of other servers would expect it.
+    pub fn method_not_allowed(method: &str, path: &str, why: Option<&str>) -> Self {
+        let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+        let message = format!("{path} does not take {method}{why}; the Allow header says what it takes");
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message).code("method_not_allowed")
     }
 

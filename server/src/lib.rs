@@ -12,6 +12,7 @@
 //!
 //! Scheduling and sampling are `taper-engine`'s, templates and tokens `taper-text`'s.
 
+mod absent;
 mod access;
 mod access_log;
 mod account_fields;

@@ -173,7 +173,7 @@ async fn props_tell_clients_of_llama_server_what_they_look_for() {
 
 #[tokio::test]
 async fn other_paths_and_methods_are_refused_with_what_there_is() {
-    for path in ["/infill", "/v1/nothing", "/slots/0", "/lora-adapters"] {
+    for path in ["/v1/nothing", "/slotted"] {
         let answer = post(&state(), path, &json!({})).await;
         assert_eq!((answer.status.as_u16(), &answer.error()["code"]), (404, &json!("unknown_url")));
         let message = answer.error()["message"].as_str().unwrap().to_owned();
@@ -181,6 +181,7 @@ async fn other_paths_and_methods_are_refused_with_what_there_is() {
     }
     for (method, path, allowed) in [
         ("POST", "/props", "GET,HEAD"),
+        ("POST", "/lora-adapters", "GET,HEAD"),
         ("POST", "/live", "GET,HEAD"),
         ("GET", "/tokenize", "POST"),
         ("DELETE", "/completion", "POST"),
@@ -188,4 +189,38 @@ async fn other_paths_and_methods_are_refused_with_what_there_is() {
         let answer = send(&state(), Request::builder().method(method).uri(path).body(Body::empty()).unwrap()).await;
         assert_eq!((answer.status.as_u16(), answer.headers["allow"].to_str().unwrap()), (405, allowed), "{path}");
     }
+}
+
+#[tokio::test]
+async fn what_other_servers_have_is_refused_with_its_reason() {
+    for (path, part) in [
+        ("/rerank", "reranking model"),
+        ("/v1/rerank", "reranking model"),
+        ("/infill", "between two texts"),
+        ("/slots/0", "--cache-dir"),
+        ("/props", "settings of a server"),
+        ("/lora-adapters", "no adapters"),
+    ] {
+        let answer = post(&state(), path, &json!({})).await;
+        assert!(answer.status.is_client_error(), "{path}: {}", answer.status);
+        let message = answer.error()["message"].as_str().unwrap().to_owned();
+        assert!(message.contains(path) && message.contains(part), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn llama_servers_paths_answer_as_those_that_they_stand_for() {
+    let state = state();
+    assert_eq!(ask(&state, "/models").await, ask(&state, "/v1/models").await);
+    assert_eq!(ask(&state, "/lora-adapters").await, json!([]));
+    let body = json!({ "messages": [{ "role": "user", "content": "Hi" }] });
+    let answer = post(&state, "/chat/completions", &body).await.json();
+    assert_eq!(answer["choices"][0]["message"]["content"], REPLY);
+    let count = |path: &'static str| {
+        let (state, body) = (state.clone(), body.clone());
+        async move { post(&state, path, &body).await.json() }
+    };
+    assert_eq!(count("/chat/completions/input_tokens").await, count("/v1/chat/completions/input_tokens").await);
+    let answer = post(&state, "/responses", &json!({ "input": "Hi" })).await.json();
+    assert_eq!(answer["output"][0]["content"][0]["text"], REPLY);
 }

@@ -77,6 +77,11 @@ fn samples() -> Vec<(&'static str, &'static str, Value)> {
         ),
         ("post", "/v1/embeddings", json!({ "input": ["a", "b"] })),
         ("post", "/v1/embeddings", json!({ "input": [97], "encoding_format": "base64", "dimensions": 2 })),
+        ("post", "/embedding", json!({ "content": "a" })),
+        ("post", "/embeddings", json!({ "input": ["a", "b"], "embd_normalize": -1 })),
+        ("post", "/chat/completions", json!({ "messages": messages })),
+        ("post", "/chat/completions/input_tokens", json!({ "messages": messages })),
+        ("post", "/responses", json!({ "input": "Hi" })),
         ("post", "/v1/chat/completions/input_tokens", json!({ "messages": messages })),
         ("post", "/apply-template", json!({ "messages": messages })),
     ];
@@ -127,12 +132,21 @@ fn samples() -> Vec<(&'static str, &'static str, Value)> {
         samples.push(("post", path, json!({ "tokens": [104] })));
     }
     let model = "/v1/models/{id}";
-    for path in
-        ["/tokenizer_info", "/v1/models", model, "/live", "/health", "/v1/health", "/ping", "/version", "/server_info"]
-    {
+    for path in [
+        "/tokenizer_info",
+        "/v1/models",
+        "/models",
+        model,
+        "/live",
+        "/health",
+        "/v1/health",
+        "/ping",
+        "/version",
+        "/server_info",
+    ] {
         samples.push(("get", path, Value::Null));
     }
-    for path in ["/props", "/slots", "/loads", "/v1/loads", "/metrics", "/openapi.json", "/docs"] {
+    for path in ["/props", "/slots", "/lora-adapters", "/loads", "/v1/loads", "/metrics", "/openapi.json", "/docs"] {
         samples.push(("get", path, Value::Null));
     }
     samples

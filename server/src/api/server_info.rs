@@ -109,6 +109,11 @@ pub(crate) async fn props(State(state): State<ServerState>, Asked(served): Asked
     }))
 }
 
+/// GET /lora-adapters of llama-server: there are none.
+pub(crate) async fn lora_adapters() -> Json<Value> {
+    Json(json!([]))
+}
+
 /// GET /slots of llama-server: a place of the batch for each. Requests have no fixed places here, so the first ones are those
 /// that are taken. With `fail_on_no_slot=1` it is a 503 when all are.
 pub(crate) async fn slots(

@@ -61,6 +61,11 @@ pub(crate) fn slots() -> Operation {
         .with_query(vec![asked(), ("fail_on_no_slot", string("1: a 503 when every place is taken."))])
 }
 
+/// GET /lora-adapters.
+pub(crate) fn lora_adapters() -> Operation {
+    Operation::get(TAG, "Adapters, of which there are none", array(Value::Bool(false), "Empty."))
+}
+
 pub(super) fn components() -> Vec<Named> {
     vec![
         ("NativeRequest", request()),

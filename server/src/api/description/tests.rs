@@ -37,7 +37,7 @@ fn served() -> (ServerState, Arc<Served>) {
 }
 
 /// For each schema of a request: what reads it, and bodies that make it ask for every field there is.
-fn readers() -> [(&'static str, Read, Vec<Value>); 15] {
+fn readers() -> [(&'static str, Read, Vec<Value>); 16] {
     let call = json!({ "id": "a", "type": "function", "function": { "name": "f", "arguments": "{}" } });
     let messages = json!([
         { "role": "user", "content": [{ "type": "text", "text": "hi" }] },
@@ -172,6 +172,11 @@ fn readers() -> [(&'static str, Read, Vec<Value>); 15] {
             "EmbeddingRequest",
             |body, state, served| embeddings::prepare(body, state, served).map(drop),
             vec![json!({ "input": "a" })],
+        ),
+        (
+            "NativeEmbeddingRequest",
+            |body, state, served| embeddings::prepare_native(body, state, served).map(drop),
+            vec![json!({ "content": "a" })],
         ),
         (
             "/tokenize",

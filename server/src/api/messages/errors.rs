@@ -78,7 +78,7 @@ mod tests {
         check(&ApiError::invalid("x", "y"), "invalid_request_error");
         check(&ApiError::no_api_key(), "authentication_error");
         check(&ApiError::no_such_path("/x"), "not_found_error");
-        check(&ApiError::method_not_allowed("GET", "/x"), "invalid_request_error");
+        check(&ApiError::method_not_allowed("GET", "/x", None), "invalid_request_error");
         check(&ApiError::body_timeout(), "timeout_error");
         check(&ApiError::body_too_large(1), "request_too_large");
         check(&ApiError::busy("x"), "overloaded_error");

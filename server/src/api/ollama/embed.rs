@@ -78,7 +78,7 @@ pub(crate) fn prepare_embed(body: &[u8], state: &ServerState, served: &Served) -
     common.ignored.extend(unsupported::check_rest(fields, state)?);
     let shape =
         Shape { dimensions: dimensions.map_or(hidden_size, |num| num as usize), is_normalized: true, is_base64: false };
-    shape.check_size(texts.len())?;
+    shape.check_size(texts.len(), "input")?;
     let keeps = if truncates { Keeps::First(common.num_ctx) } else { Keeps::All };
     common.prepare(served, texts, keeps, shape, false)
 }
