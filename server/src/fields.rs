@@ -73,6 +73,16 @@ impl Fields {
         self.object.get(field).is_some_and(|value| !value.is_null())
     }
 
+    /// Whether a field is an object.
+    pub(crate) fn is_object(&self, field: &str) -> bool {
+        self.object.get(field).is_some_and(Value::is_object)
+    }
+
+    /// Whether a field is an object that has another one.
+    pub(crate) fn is_object_with(&self, field: &str, inner: &str) -> bool {
+        self.object.get(field).and_then(|value| value.get(inner)).is_some_and(|value| !value.is_null())
+    }
+
     /// Sets a field that is not there: what an endpoint assumes where a request says nothing.
     pub(crate) fn assume(&mut self, field: &str, value: Value) {
         if !self.has(field) {

@@ -60,15 +60,18 @@ impl Parameters {
         let vllms = number(fields, "repetition_penalty", 0.01, 100.0)?;
         let llama_cpps = number(fields, "repeat_penalty", 0.01, 100.0)?;
         let details = Details::take(fields)?;
+        let biases = logit_bias(fields, served)?;
+        let mut bad_words = bad_words(fields, &served.model.tokenizer)?;
+        bad_words.extend(biases.banned.into_iter().map(|token| vec![token]));
         let n = fields.integer("n", 1..=MAX_CHOICES as i64)?.map_or(1, count);
         let sampling = SamplingParams {
-            logit_bias: logit_bias(fields)?,
+            logit_bias: biases.added,
             repetition_penalty: vllms.or(llama_cpps).unwrap_or(1.0),
             frequency_penalty: number(fields, "frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0),
             presence_penalty: number(fields, "presence_penalty", -2.0, 2.0)?.unwrap_or(0.0),
             // An empty list restricts nothing, as a client that always sends the field means it.
             allowed_token_ids: token_ids(fields, "allowed_token_ids")?.filter(|tokens| !tokens.is_empty()),
-            bad_words: bad_words(fields, &served.model.tokenizer)?,
+            bad_words,
             min_tokens: fields.integer("min_tokens", 0..=i64::MAX)?.map_or(0, count),
             temperature: number(fields, "temperature", 0.0, 2.0)?.unwrap_or(1.0),
             min_p: number(fields, "min_p", 0.0, 1.0)?.unwrap_or(0.0),

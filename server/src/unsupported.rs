@@ -135,6 +135,7 @@ const HARMLESS: &[&str] = &[
 /// and what to cache, which is done unasked.
 const HARMLESS_INSIDE: &[&str] = &[
     ".json_schema.name",
+    ".value.name",
     ".id",
     ".index",
     ".status",

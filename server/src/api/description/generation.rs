@@ -110,11 +110,11 @@ pub(super) fn shared_fields() -> Vec<Named> {
 }
 
 fn logit_bias() -> Value {
-    json!({
-        "type": "object",
-        "description": "From token ids to what is added to their logits.",
-        "additionalProperties": { "type": "number", "minimum": -100, "maximum": 100 },
-    })
+    let bias = json!({ "anyOf": [{ "type": "number", "minimum": -100, "maximum": 100 }, { "const": false }] });
+    any_of(
+        vec![json!({ "type": "object", "additionalProperties": bias }), array(array(Value::Bool(true), ""), "")],
+        "What is added to logits: from token ids or texts to biases, or an array of [id or text, bias]; false is never.",
+    )
 }
 
 fn schema_of_json(about: &str) -> Value {
@@ -134,9 +134,26 @@ fn form_fields() -> Vec<Named> {
         ("guided_whitespace_pattern", empty("Not supported: it must be empty.")),
         ("regex", string("SGLang's name: a regular expression.")),
         ("ebnf", string("SGLang's name: a grammar.")),
-        ("grammar", string("llama.cpp's name: a grammar in GBNF.")),
+        (
+            "grammar",
+            any_of(
+                vec![json!({ "type": "string" }), typed_form()],
+                "llama.cpp's name: a grammar in GBNF; or as mistral.rs and TGI have it, a form of a type.",
+            ),
+        ),
         ("json_schema", schema_of_json("llama.cpp's name: a JSON schema.")),
     ]
+}
+
+/// A form of a type and a value.
+fn typed_form() -> Value {
+    object(
+        vec![
+            ("type", one_of(&["regex", "json_schema", "json", "json_object", "lark", "llguidance"], "")),
+            ("value", any_of(vec![json!({ "type": "string" }), map("")], "The expression, schema or grammar.")),
+        ],
+        &["type", "value"],
+    )
 }
 
 fn response_format() -> Value {
@@ -147,9 +164,10 @@ fn response_format() -> Value {
     ]);
     object(
         vec![
-            ("type", one_of(&["text", "json_object", "json_schema"], "")),
+            ("type", one_of(&["text", "json_object", "json_schema", "json", "regex"], "")),
             ("json_schema", json_schema),
             ("schema", schema_of_json("llama.cpp's place of the schema.")),
+            ("value", schema_of_json("TGI's place of the schema, or of the regular expression.")),
         ],
         &["type"],
     )

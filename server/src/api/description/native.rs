@@ -82,11 +82,6 @@ fn request() -> Value {
     let object_prompt = object(vec![("prompt_string", string("")), ("multimodal_data", media)], &["prompt_string"]);
     let one = || vec![json!({ "type": "string" }), text_or_ids(), object_prompt.clone()];
     let several = array(any_of(one(), ""), "");
-    let bias = json!({ "anyOf": [{ "type": "number", "minimum": -100, "maximum": 100 }, { "const": false }] });
-    let biases = any_of(
-        vec![json!({ "type": "object", "additionalProperties": bias }), array(array(Value::Bool(true), ""), "")],
-        "From token ids or texts to biases, or an array of [id or text, bias]; false is never.",
-    );
     let mut fields = vec![
         ("prompt", any_of([one(), vec![several]].concat(), "A text, token ids, a mix of both, or an array of these.")),
         (
@@ -106,7 +101,6 @@ fn request() -> Value {
                 "Those that apply, in the order penalties, temperature, min_p, top_k, typ_p, top_p; the others are off.",
             ),
         ),
-        ("logit_bias", biases),
         (
             "n_probs",
             integer_in(
@@ -158,7 +152,6 @@ fn settings() -> Value {
         ("n_keep", integer("")),
         ("ignore_eos", boolean("")),
         ("stream", boolean("")),
-        ("logit_bias", biases),
         ("n_probs", integer("")),
         ("min_keep", integer("")),
         ("samplers", strings("In the order in which they apply.")),

@@ -1,16 +1,14 @@
 //! llama-server's request: what it calls differently, what it assumes, and what is refused by name.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use taper_engine::{MAX_LOGPROBS, SamplingParams};
-use taper_text::EncodeOptions;
 
 use super::shape;
 use crate::errors::ApiError;
 use crate::fields::{Fields, integer_of, show};
-use crate::limits::{MAX_BAD_WORDS, MAX_CHOICES, MAX_PROMPTS, MAX_TOLD_BYTES};
+use crate::limits::{MAX_CHOICES, MAX_PROMPTS, MAX_TOLD_BYTES};
 use crate::mixed_prompt::{self, Mixing};
 use crate::parameters::Parameters;
 use crate::reply::json_len;
@@ -102,7 +100,7 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
         )
     })?;
     refuse(&mut fields)?;
-    let own = Own::take(&mut fields, served)?;
+    let own = Own::take(&mut fields)?;
     own.assume(&mut fields);
     let mut parameters = Parameters::take(&mut fields, state, served)?;
     own.apply(&mut parameters)?;
@@ -162,24 +160,17 @@ struct Own {
     seed: Option<Value>,
     repeat_last_n: Option<i64>,
     samplers: Option<Vec<&'static str>>,
-    biases: Vec<(u32, f32)>,
-    /// Tokens whose bias is `false`: they are never chosen.
-    banned: Vec<u32>,
     predict_limit: Option<Duration>,
 }
 
 impl Own {
-    fn take(fields: &mut Fields, served: &Served) -> Result<Own, ApiError> {
+    fn take(fields: &mut Fields) -> Result<Own, ApiError> {
         let num_probs = match fields.integer("n_probs", 0..=i64::from(MAX_LOGPROBS))? {
             // llama-server's other name of it.
             None => fields.integer("logprobs", 0..=i64::from(MAX_LOGPROBS))?,
             asked => asked,
         };
         let predict_limit = fields.integer("t_max_predict_ms", -1..=i64::MAX)?.and_then(|ms| u64::try_from(ms).ok());
-        let (biases, banned) = match fields.take("logit_bias") {
-            Some(value) => logit_bias(value, served)?,
-            None => Default::default(),
-        };
         Ok(Own {
             n_predict: fields.integer("n_predict", -2..=i64::MAX)?,
             n_cmpl: fields.integer("n_cmpl", 1..=MAX_CHOICES as i64)?,
@@ -192,8 +183,6 @@ impl Own {
                 .filter(|seed| integer_of(seed).is_none_or(|seed| seed != -1 && seed != ANY_SEED as i64)),
             repeat_last_n: fields.integer("repeat_last_n", -1..=i64::from(i32::MAX))?,
             samplers: samplers(fields)?,
-            biases,
-            banned,
             predict_limit: predict_limit.filter(|ms| *ms > 0).map(Duration::from_millis),
         })
     }
@@ -236,8 +225,6 @@ impl Own {
         parameters.details.logprobs = self.num_probs;
         sampling.logprobs = self.num_probs;
         parameters.details.token_ids |= self.return_tokens;
-        sampling.logit_bias = self.biases.clone();
-        sampling.bad_words.extend(self.banned.iter().map(|&token| vec![token]));
         if let Some(samplers) = &self.samplers {
             leave_out(sampling, samplers);
         }
@@ -315,65 +302,6 @@ fn samplers(fields: &mut Fields) -> Result<Option<Vec<&'static str>>, ApiError> 
         named.push(*sampler);
     }
     Ok(Some(named))
-}
-
-/// Biases of tokens, and tokens that must not be chosen.
-type Biases = (Vec<(u32, f32)>, Vec<u32>);
-
-/// `{"id or text": bias}` or `[[id or text, bias], ...]`; a text stands for each of its tokens, `false` for never.
-fn logit_bias(value: Value, served: &Served) -> Result<Biases, ApiError> {
-    let invalid = |message: String| Err(ApiError::invalid("logit_bias", message));
-    let pairs: Vec<(Value, Value)> = match value {
-        Value::Object(object) => {
-            let id = |name: String| name.parse::<u32>().map_or(Value::String(name), Value::from);
-            object.into_iter().map(|(name, bias)| (id(name), bias)).collect()
-        }
-        Value::Array(items) => {
-            let mut pairs = Vec::with_capacity(items.len());
-            for item in items {
-                match item {
-                    Value::Array(mut pair) if pair.len() == 2 => {
-                        let bias = pair.pop().unwrap_or_default();
-                        pairs.push((pair.pop().unwrap_or_default(), bias));
-                    }
-                    other => {
-                        return invalid(format!("each item of logit_bias must be [token, bias], got {}", show(&other)));
-                    }
-                }
-            }
-            pairs
-        }
-        other => {
-            return invalid(format!("logit_bias must be an object or an array of [token, bias], got {}", show(&other)));
-        }
-    };
-    // Of two biases of a token the last counts.
-    let (mut biases, mut banned) = (BTreeMap::new(), Vec::new());
-    for (token, bias) in pairs {
-        let tokens = match &token {
-            Value::String(text) => {
-                let options = EncodeOptions { parse_special: true, add_bos: false };
-                crate::prompt::encode_with(served, text, "logit_bias", options)?
-            }
-            id => mixed_prompt::tokens(std::slice::from_ref(id), served, "logit_bias")?,
-        };
-        match bias.as_f64() {
-            Some(number) if (-100.0..=100.0).contains(&number) => {
-                biases.extend(tokens.into_iter().map(|token| (token, number as f32)));
-            }
-            None if bias == Value::Bool(false) && banned.len() + tokens.len() <= MAX_BAD_WORDS => banned.extend(tokens),
-            None if bias == Value::Bool(false) => {
-                return invalid(format!("logit_bias rules out more than {MAX_BAD_WORDS} tokens"));
-            }
-            _ => {
-                let got = show(&bias);
-                return invalid(format!(
-                    "a bias in logit_bias must be a number between -100 and 100, or false, got {got}"
-                ));
-            }
-        }
-    }
-    Ok((biases.into_iter().collect(), banned))
 }
 
 #[cfg(test)]
