@@ -24,6 +24,7 @@ use crate::token_json::Details;
 const MAX_SEARCH: Duration = Duration::from_secs(5);
 
 /// What a request asks for, whatever its prompt looks like.
+#[derive(Default)]
 pub(crate) struct Parameters {
     pub(crate) sampling: SamplingParams,
     pub(crate) stream: bool,

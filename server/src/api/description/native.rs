@@ -152,6 +152,7 @@ fn settings() -> Value {
         ("n_keep", integer("")),
         ("ignore_eos", boolean("")),
         ("stream", boolean("")),
+        ("logit_bias", biases),
         ("n_probs", integer("")),
         ("min_keep", integer("")),
         ("samplers", strings("In the order in which they apply.")),
