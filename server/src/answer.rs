@@ -22,6 +22,8 @@ pub(crate) trait AnswerPiece: Default + Clone + Send + Unpin + 'static {
     fn append(&mut self, next: Self);
     /// Whether there is nothing in it but tokens without text.
     fn is_blank(&self) -> bool;
+    /// How many tokens it has.
+    fn num_tokens(&self) -> usize;
     /// How probable the model found it, per token.
     fn mean_logprob(&self) -> f64;
 }
@@ -39,6 +41,8 @@ pub(crate) trait Source: Sized + Send + Unpin + 'static {
     fn num_choices(&self) -> usize;
     /// How many prompts there are.
     fn num_prompts(&self) -> usize;
+    /// How many tokens they have.
+    fn prompt_tokens(&self) -> usize;
     /// The choices of a prompt.
     fn choices_of(&self, prompt: usize) -> Range<usize>;
     /// What a prompt cost with all its choices, once they are complete.
@@ -131,6 +135,15 @@ pub(crate) fn usage(totals: &Totals) -> Value {
         "total_tokens": totals.prompt_tokens + totals.completion_tokens,
         "prompt_tokens_details": { "cached_tokens": totals.cached_tokens },
         "completion_tokens_details": { "reasoning_tokens": totals.reasoning_tokens },
+    })
+}
+
+/// The usage of a stream that goes on. What the prefix cache spared and what was thought is known at its end.
+pub(crate) fn usage_so_far(prompt_tokens: usize, completion_tokens: usize) -> Value {
+    json!({
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
     })
 }
 

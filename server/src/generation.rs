@@ -86,6 +86,10 @@ impl AnswerPiece for Piece {
         self.text.is_empty()
     }
 
+    fn num_tokens(&self) -> usize {
+        self.tokens.len()
+    }
+
     fn mean_logprob(&self) -> f64 {
         mean_logprob(&self.logprobs)
     }
@@ -136,6 +140,7 @@ pub(crate) struct Generation {
     cache_salt: Option<String>,
     prompt_only: bool,
     num_prompts: usize,
+    prompt_tokens: usize,
     waiting: VecDeque<(usize, Vec<u32>)>,
     running: Vec<Running>,
     /// Where the next round of polling begins, so that no prompt is always last.
@@ -180,6 +185,7 @@ impl Generation {
             cache_salt: parameters.cache_salt.clone(),
             prompt_only: parameters.prompt_only,
             num_prompts: prompts.len(),
+            prompt_tokens: prompts.iter().map(Vec::len).sum(),
             grammars: parameters.grammars.clone(),
             form_field: parameters.form.as_ref().map_or("allowed_token_ids", |form| form.field),
             running: Vec::new(),
@@ -383,6 +389,10 @@ impl Source for Generation {
 
     fn num_prompts(&self) -> usize {
         self.num_prompts
+    }
+
+    fn prompt_tokens(&self) -> usize {
+        self.prompt_tokens
     }
 
     fn choices_of(&self, prompt: usize) -> Range<usize> {

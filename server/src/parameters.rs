@@ -30,6 +30,8 @@ pub(crate) struct Parameters {
     pub(crate) stream: bool,
     /// Whether a stream ends with a chunk of usage.
     pub(crate) include_usage: bool,
+    /// Whether every chunk of a stream has the usage so far.
+    pub(crate) continuous_usage: bool,
     /// Whether the answer tells where the time went; unless it is said, that depends on the endpoint.
     pub(crate) timings: Option<bool>,
     /// What the answer tells about tokens.
@@ -96,14 +98,7 @@ impl Parameters {
         let form = grammar_fields::take(fields)?;
         let timings = fields.boolean("timings")?;
         let stream = fields.boolean("stream")?.unwrap_or(false);
-        let include_usage = match fields.object("stream_options")? {
-            Some(mut options) => Some(options.boolean("include_usage")?.unwrap_or(false)),
-            None => None,
-        };
-        if include_usage.is_some() && !stream {
-            let message = "stream_options needs stream to be true; leave it out";
-            return Err(ApiError::invalid("stream_options", message));
-        }
+        let (include_usage, continuous_usage) = stream_options(fields, stream)?;
         if stream && details.prompt_logprobs.is_some() {
             let message = "prompt_logprobs is not available in a stream; leave out stream";
             return Err(ApiError::invalid("prompt_logprobs", message));
@@ -111,7 +106,8 @@ impl Parameters {
         Ok(Self {
             sampling,
             stream,
-            include_usage: include_usage.unwrap_or(false),
+            include_usage,
+            continuous_usage,
             timings,
             details,
             num_choices: n,
@@ -226,6 +222,23 @@ pub(crate) fn cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError
         }
         salt => Ok(salt),
     }
+}
+
+/// `stream_options`: whether a stream ends with usage, and whether each chunk has it.
+fn stream_options(fields: &mut Fields, stream: bool) -> Result<(bool, bool), ApiError> {
+    const OBFUSCATION: &str = "include_obfuscation";
+    let Some(mut options) = fields.object("stream_options")? else { return Ok((false, false)) };
+    let mut is_asked = |name| options.boolean(name).map(|asked| asked.unwrap_or(false));
+    let told = (is_asked("include_usage")?, is_asked("continuous_usage_stats")?);
+    if !stream {
+        let message = "stream_options needs stream to be true; leave it out";
+        return Err(ApiError::invalid("stream_options", message));
+    }
+    if is_asked(OBFUSCATION)? {
+        // Nothing is hidden here, which the header of ignored fields shall say.
+        options.assume(OBFUSCATION, Value::Bool(true));
+    }
+    Ok(told)
 }
 
 /// A number between two bounds.

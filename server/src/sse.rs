@@ -17,7 +17,7 @@ use futures_core::Stream;
 use serde_json::Value;
 use tokio::time::{Instant, Sleep};
 
-use crate::answer::{AnswerPiece, Envelope, Next, Shape, Source, timings_of, usage};
+use crate::answer::{AnswerPiece, Envelope, Next, Shape, Source, timings_of, usage, usage_so_far};
 use crate::errors::ApiError;
 use crate::generation::{Output, Totals};
 use crate::parameters::Parameters;
@@ -51,6 +51,8 @@ pub(crate) async fn respond<S: Shape>(
         unfinished: generation.num_choices(),
         generation,
         include_usage: parameters.include_usage,
+        continuous_usage: parameters.continuous_usage,
+        num_generated: 0,
         timings: parameters.timings,
         ready: VecDeque::new(),
         held: None,
@@ -74,6 +76,10 @@ struct Frames<S: Shape> {
     envelope: Envelope,
     generation: S::Source,
     include_usage: bool,
+    /// Whether every chunk tells of the usage so far.
+    continuous_usage: bool,
+    /// Tokens of all choices so far.
+    num_generated: usize,
     /// Whether timings are asked for.
     timings: Option<bool>,
     is_first: bool,
@@ -107,10 +113,12 @@ impl<S: Shape> Frames<S> {
             }
             Ok(Output::Text { choice, piece }) => {
                 self.open(choice..choice + 1);
+                self.num_generated += piece.num_tokens();
                 self.delta(choice, &piece);
             }
             Ok(Output::Finished { choice, reason, mut piece }) => {
                 self.open(choice..choice + 1);
+                self.num_generated += piece.num_tokens();
                 // Tokens without text, such as the one that ends the text, go with the last chunk.
                 if !piece.is_blank() {
                     self.delta(choice, &std::mem::take(&mut piece));
@@ -166,7 +174,9 @@ impl<S: Shape> Frames<S> {
         if std::mem::take(&mut self.is_first) {
             self.shape.complete(&mut chunk);
         }
-        if self.include_usage {
+        if self.continuous_usage {
+            chunk["usage"] = usage_so_far(self.generation.prompt_tokens(), self.num_generated);
+        } else if self.include_usage {
             // OpenAI's streams hold a null here in all chunks but the one of usage.
             chunk["usage"] = Value::Null;
         }

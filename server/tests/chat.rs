@@ -168,6 +168,45 @@ async fn usage_is_a_chunk_of_its_own_when_asked_for() {
 }
 
 #[tokio::test]
+async fn usage_is_in_every_chunk_when_asked_for() {
+    let state = state();
+    let whole = chat(&state, json!({ "n": 2 })).await.json()["usage"].clone();
+    for (include_usage, num_last) in [(true, 1), (false, 0)] {
+        let options = json!({ "include_usage": include_usage, "continuous_usage_stats": true });
+        let chunks = chat(&state, json!({ "n": 2, "stream": true, "stream_options": options })).await.chunks();
+        let mut before = 0;
+        for chunk in &chunks {
+            let usage = &chunk["usage"];
+            assert_eq!(usage["prompt_tokens"], whole["prompt_tokens"], "{chunk}");
+            let now = usage["completion_tokens"].as_u64().unwrap();
+            assert!(now >= before, "{chunk}");
+            before = now;
+        }
+        assert_eq!(before, whole["completion_tokens"].as_u64().unwrap());
+        let last = chunks.iter().filter(|chunk| chunk["choices"].as_array().unwrap().is_empty());
+        assert_eq!(last.count(), num_last);
+    }
+    for path in ["/v1/messages", "/v1/responses"] {
+        let body = json!({
+            "input": "Hi", "messages": [{ "role": "user", "content": "Hi" }], "max_tokens": 5,
+            "stream": true, "stream_options": { "continuous_usage_stats": true },
+        });
+        let answer = post(&state, path, &body).await;
+        assert!(answer.status == 400 && answer.body.contains("continuous_usage_stats"), "{}", answer.body);
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_obfuscated_and_who_asks_for_it_is_told() {
+    let asked = |include: bool| json!({ "stream": true, "stream_options": { "include_obfuscation": include } });
+    let answer = chat(&state(), asked(false)).await;
+    assert!(answer.status == 200 && answer.headers.get("x-taper-ignored-fields").is_none());
+    let answer = chat(&state(), asked(true)).await;
+    assert_eq!(answer.headers["x-taper-ignored-fields"], "stream_options.include_obfuscation");
+    assert_eq!(chat(&state(), asked(true)).await.chunks().len(), chat(&state(), asked(false)).await.chunks().len());
+}
+
+#[tokio::test]
 async fn several_choices_are_numbered_in_both_forms() {
     let whole = chat(&state(), json!({ "n": 3 })).await.json();
     for (index, choice) in whole["choices"].as_array().unwrap().iter().enumerate() {

@@ -68,6 +68,11 @@ fn samples() -> Vec<(&'static str, &'static str, Value)> {
         (
             "post",
             COMPLETIONS,
+            json!({ "prompt": "Once", "stream": true, "stream_options": { "include_usage": true, "continuous_usage_stats": true } }),
+        ),
+        (
+            "post",
+            COMPLETIONS,
             json!({ "prompt": ["a", [98]], "logprobs": 2, "echo": true, "return_token_ids": true, "prompt_logprobs": 1 }),
         ),
         (

@@ -44,7 +44,7 @@ async fn every_parameter_reaches_the_sampler() {
         (json!({ "logit_bias": { a: -100 } }), ""),
         (json!({ "logit_bias": { "z": 10 } }), "zzzzzzzzz"),
         (json!({ "logit_bias": [[122, 10]] }), "zzzzzzzzz"),
-        (json!({ "logit_bias": [["b", false], ["<|im_end|>", -100]] }), "azazazaza"),
+        (json!({ "logit_bias": [["b", false], ["<|endoftext|>", -100]] }), "azazazaza"),
         (json!({ "logit_bias": { "b": false }, "bad_words": ["za"] }), "a"),
         (json!({ "allowed_token_ids": [97, 122] }), "azazazaza"),
         (json!({ "bad_words": ["b"] }), "a"),

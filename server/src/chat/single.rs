@@ -82,6 +82,7 @@ pub(crate) fn check_single(parameters: &Parameters) -> Result<(), ApiError> {
         ("n", parameters.num_choices != 1),
         ("prompt_logprobs", parameters.details.prompt_logprobs.is_some()),
         ("return_token_ids", parameters.details.token_ids),
+        ("stream_options.continuous_usage_stats", parameters.continuous_usage),
     ];
     match refused.iter().find(|(_, is_asked)| *is_asked) {
         None => Ok(()),

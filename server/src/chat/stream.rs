@@ -56,6 +56,10 @@ impl AnswerPiece for ChatPiece {
         self.parts.is_empty()
     }
 
+    fn num_tokens(&self) -> usize {
+        self.tokens.len()
+    }
+
     fn mean_logprob(&self) -> f64 {
         mean_logprob(&self.logprobs)
     }
@@ -195,6 +199,10 @@ impl Source for ChatStream {
 
     fn num_prompts(&self) -> usize {
         self.generation.num_prompts()
+    }
+
+    fn prompt_tokens(&self) -> usize {
+        self.generation.prompt_tokens()
     }
 
     fn choices_of(&self, prompt: usize) -> Range<usize> {

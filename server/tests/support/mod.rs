@@ -85,7 +85,7 @@ pub(crate) fn musing(limits: RunnerLimits) -> StubRunner {
         let bytes = |token: &u32| tokenizer.token_bytes(*token).unwrap_or_default().to_vec();
         let said: Vec<u8> = tokens.iter().flat_map(bytes).collect();
         let said = String::from_utf8_lossy(&said);
-        let answer = said.rsplit("assistant\n").next().unwrap_or_default();
+        let answer = said.rsplit("assistant").next().unwrap_or_default().trim_start();
         let next = match answer.split_once("</think>") {
             Some((_, text)) => b"Yes.".get(text.trim().len()),
             None if answer.starts_with("<think>") => Some(&b'm'),

@@ -95,7 +95,7 @@ pub(super) fn shared_fields() -> Vec<Named> {
             ),
         ),
         ("stream", boolean("Answer with server-sent events.")),
-        ("stream_options", optional(vec![("include_usage", boolean("A last chunk has the usage."))])),
+        ("stream_options", stream_options()),
         (
             "prompt_logprobs",
             integer_in(0, most_logprobs(), "vLLM's: log-probabilities of the prompt's tokens; not in streams."),
@@ -107,6 +107,17 @@ pub(super) fn shared_fields() -> Vec<Named> {
     ];
     fields.extend(form_fields());
     fields
+}
+
+fn stream_options() -> Value {
+    optional(vec![
+        ("include_usage", boolean("A last chunk has the usage.")),
+        (
+            "continuous_usage_stats",
+            boolean("vLLM's: every chunk has the usage so far; on chat completions and text completions."),
+        ),
+        ("include_obfuscation", boolean("Nothing is hidden here: true is told among the ignored fields.")),
+    ])
 }
 
 fn logit_bias() -> Value {
@@ -379,6 +390,10 @@ pub(super) fn timings() -> Named {
     ("timings", reference_as("Timings", "Where the time went."))
 }
 
+fn usage_of_chunk() -> Named {
+    ("usage", nullable(any_of(vec![reference("Usage"), reference("UsageSoFar")], "")))
+}
+
 fn timings_of_prompts() -> Named {
     let of_each = array(nullable(reference("Timings")), "Of several prompts, which overlap: one for each.");
     ("timings", any_of(vec![reference("Timings"), of_each], "Where the time went."))
@@ -445,7 +460,7 @@ fn chat_chunk() -> Value {
         &["index", "delta", "logprobs", "finish_reason"],
     );
     let mut rest = of_prompt();
-    rest.extend([("usage", nullable(reference("Usage"))), timings()]);
+    rest.extend([usage_of_chunk(), timings()]);
     enveloped("chat.completion.chunk", choice, Vec::new(), rest)
 }
 
@@ -476,7 +491,7 @@ fn completion(kind: &str, is_whole: bool) -> Value {
     if is_whole {
         enveloped(kind, choice, vec![("usage", reference("Usage"))], vec![timings_of_prompts()])
     } else {
-        enveloped(kind, choice, Vec::new(), vec![("usage", nullable(reference("Usage"))), timings_of_prompts()])
+        enveloped(kind, choice, Vec::new(), vec![usage_of_chunk(), timings_of_prompts()])
     }
 }
 

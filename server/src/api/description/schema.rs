@@ -195,5 +195,15 @@ pub(super) fn components() -> Vec<Named> {
             )]),
         ),
     ]);
-    vec![("Error", all(vec![("error", error())])), ("Timings", all(timings)), ("Usage", usage)]
+    let usage_so_far = all(vec![
+        ("prompt_tokens", integer("Tokens of all prompts.")),
+        ("completion_tokens", integer("Tokens of all answers so far.")),
+        ("total_tokens", integer("Both.")),
+    ]);
+    vec![
+        ("Error", all(vec![("error", error())])),
+        ("Timings", all(timings)),
+        ("Usage", usage),
+        ("UsageSoFar", usage_so_far),
+    ]
 }
