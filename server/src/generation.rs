@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use taper_engine::{
     EngineError, EngineHandle, Event, EventStream, FinishReason, Request, SamplingParams, SubmitError, ThinkingBudget,
@@ -21,6 +21,7 @@ use crate::access_log::Cost;
 use crate::answer::{AnswerPiece, Source};
 use crate::errors::ApiError;
 use crate::parameters::Parameters;
+use crate::predict_limit::PredictLimit;
 use crate::state::{ActiveGuard, Served};
 use crate::time_limit::TimeLimit;
 
@@ -139,8 +140,8 @@ pub(crate) struct Generation {
     priority: i32,
     cache_salt: Option<String>,
     prompt_only: bool,
-    num_prompts: usize,
-    prompt_tokens: usize,
+    /// Tokens of each prompt.
+    prompt_lens: Vec<usize>,
     waiting: VecDeque<(usize, Vec<u32>)>,
     running: Vec<Running>,
     /// Where the next round of polling begins, so that no prompt is always last.
@@ -152,6 +153,14 @@ pub(crate) struct Generation {
     usages: Vec<Option<Usage>>,
     /// Of the choices that are done.
     finish_reasons: Vec<&'static str>,
+    limit: PredictLimit,
+    /// When it began, and how long after that the first text came.
+    begun: Instant,
+    first_text: Option<Duration>,
+    /// Tokens of each choice that were passed on.
+    num_passed: Vec<usize>,
+    /// What is told of choices that were ended here.
+    last_words: VecDeque<Output>,
     ended: bool,
     span: tracing::Span,
     /// Where the request's line in the log finds what it cost.
@@ -184,8 +193,7 @@ impl Generation {
             priority: parameters.priority,
             cache_salt: parameters.cache_salt.clone(),
             prompt_only: parameters.prompt_only,
-            num_prompts: prompts.len(),
-            prompt_tokens: prompts.iter().map(Vec::len).sum(),
+            prompt_lens: prompts.iter().map(Vec::len).collect(),
             grammars: parameters.grammars.clone(),
             form_field: parameters.form.as_ref().map_or("allowed_token_ids", |form| form.field),
             running: Vec::new(),
@@ -195,6 +203,11 @@ impl Generation {
             totals: Totals::default(),
             usages: vec![None; prompts.len()],
             finish_reasons: vec![""; prompts.len() * parameters.sampling.n],
+            limit: PredictLimit::new(parameters.predict_limit, prompts.len() * parameters.sampling.n),
+            begun: Instant::now(),
+            first_text: None,
+            num_passed: vec![0; prompts.len() * parameters.sampling.n],
+            last_words: VecDeque::new(),
             waiting: prompts.into_iter().enumerate().collect(),
             ended: false,
             span: tracing::Span::current(),
@@ -208,21 +221,65 @@ impl Generation {
 
     /// Notes that a choice ended with calls of tools, for who asks how requests end.
     pub(crate) fn note_tool_calls(&mut self, choice: usize) {
-        self.finish_reasons[choice] = "tool_calls";
+        if let Some(reason) = self.finish_reasons.get_mut(choice) {
+            *reason = "tool_calls";
+        }
     }
 
-    /// What a prompt cost with all its choices, once they are complete.
-    pub(crate) fn usage_of(&self, prompt: usize) -> Option<Usage> {
-        self.usages[prompt]
-    }
-
-    /// Ends it before its time; what came so far is the answer.
-    pub(crate) fn stop(&mut self) {
-        self.ended = true;
+    /// Ends the choices that have not ended: what came so far is their answer.
+    pub(crate) fn cut(&mut self) {
         self.running.clear();
         self.waiting.clear();
-        let _in_span = self.span.enter();
-        tracing::info!("stopped: the request's own time for its answer is over");
+        let span = self.span.clone();
+        let _in_span = span.enter();
+        tracing::info!("cut: the request's own limit for its answer is reached");
+        for choice in self.limit.unfinished() {
+            let reason = FinishReason::Length;
+            self.finish_reasons[choice] = reason.as_str();
+            self.last_words.push_back(Output::Finished { choice, reason, piece: Piece::default() });
+        }
+        for prompt in 0..self.prompt_lens.len() {
+            if self.usages[prompt].is_none() {
+                let usage = self.usage_so_far(prompt);
+                self.usages[prompt] = Some(usage);
+                self.add(usage);
+            }
+        }
+        let totals = self.complete();
+        self.last_words.push_back(totals);
+    }
+
+    /// What a prompt has cost that the engine has not done with, as far as that is known here.
+    fn usage_so_far(&self, prompt: usize) -> Usage {
+        let first_text = self.first_text.unwrap_or_default();
+        Usage {
+            prompt_tokens: self.prompt_lens[prompt],
+            completion_tokens: self.num_passed[self.choices_of(prompt)].iter().sum(),
+            timings: Timings {
+                prefill_s: first_text.as_secs_f64(),
+                decode_s: self.begun.elapsed().saturating_sub(first_text).as_secs_f64(),
+                ..Timings::default()
+            },
+            ..Usage::default()
+        }
+    }
+
+    /// Notes what is passed on.
+    fn note(&mut self, output: &Output) {
+        match output {
+            Output::Text { choice, piece } => self.note_piece(*choice, piece),
+            Output::Finished { choice, piece, .. } => {
+                self.note_piece(*choice, piece);
+                self.limit.finish(*choice);
+            }
+            Output::PromptLogprobs { .. } | Output::Totals(_) => {}
+        }
+    }
+
+    fn note_piece(&mut self, choice: usize, piece: &Piece) {
+        self.first_text.get_or_insert_with(|| self.begun.elapsed());
+        self.num_passed[choice] += piece.tokens.len();
+        self.limit.note(choice, &piece.text);
     }
 
     /// Submits prompts until the window is full. A full queue refuses a request that has not begun, and makes one that has
@@ -259,6 +316,12 @@ impl Generation {
 
     /// The next piece of the request.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Output, ApiError>>> {
+        if self.limit.poll_is_over(context) && !self.ended {
+            self.cut();
+        }
+        if let Some(output) = self.last_words.pop_front() {
+            return Poll::Ready(Some(Ok(output)));
+        }
         if self.ended {
             return Poll::Ready(None);
         }
@@ -286,7 +349,12 @@ impl Generation {
             match self.poll_running(context) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(None) => {}
-                Poll::Ready(Some(result)) => return Poll::Ready(Some(result)),
+                Poll::Ready(Some(result)) => {
+                    if let Ok(output) = &result {
+                        self.note(output);
+                    }
+                    return Poll::Ready(Some(result));
+                }
             }
         }
     }
@@ -341,7 +409,7 @@ impl Generation {
         self.totals.completion_tokens += completion_tokens;
         self.totals.guessed_tokens += guessed_tokens;
         self.totals.right_guesses += right_guesses;
-        if self.num_prompts == 1 {
+        if self.prompt_lens.len() == 1 {
             self.totals.recomputed_rows = Some(usage.recomputed_rows);
             self.totals.timings = Some(usage.timings);
         }
@@ -384,15 +452,15 @@ impl Source for Generation {
     }
 
     fn num_choices(&self) -> usize {
-        self.num_prompts * self.sampling.n
+        self.prompt_lens.len() * self.sampling.n
     }
 
     fn num_prompts(&self) -> usize {
-        self.num_prompts
+        self.prompt_lens.len()
     }
 
     fn prompt_tokens(&self) -> usize {
-        self.prompt_tokens
+        self.prompt_lens.iter().sum()
     }
 
     fn choices_of(&self, prompt: usize) -> Range<usize> {

@@ -33,6 +33,7 @@ mod middleware;
 mod mixed_prompt;
 mod models;
 mod parameters;
+mod predict_limit;
 mod prompt;
 mod rate_limit;
 mod reply;

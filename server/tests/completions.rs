@@ -173,3 +173,36 @@ async fn timings_of_several_prompts_are_told_where_they_are_asked_for() {
     let chunks = complete(&state, fields(json!({ "timings": true, "stream": true }))).await.chunks();
     check(&chunks.last().unwrap()["timings"]);
 }
+
+#[tokio::test]
+async fn an_answer_ends_at_a_line_break_when_its_own_time_is_over() {
+    // The model waits for ever after some tokens: only the time can end the answer.
+    for stream in [false, true] {
+        for path in [CHAT, COMPLETIONS] {
+            let (runner, gate) = StubRunner::new(limits(), |_| u32::from(b'\n')).with_gate();
+            let (state, engine) = state_with(runner, EngineConfig::default(), Timeouts::default());
+            gate.allow(3);
+            let body = json!({
+                "prompt": "a", "messages": [{ "role": "user", "content": "a" }], "max_tokens": 100,
+                "t_max_predict_ms": 1, "stream": stream, "stream_options": stream.then(|| json!({ "include_usage": true })),
+            });
+            let answer = post(&state, path, &body).await;
+            assert_eq!(answer.status, 200, "{}", answer.body);
+            let (reason, usage) = if stream {
+                let chunks = answer.chunks();
+                let end =
+                    chunks.iter().map(|chunk| &chunk["choices"][0]["finish_reason"]).find(|reason| reason.is_string());
+                (end.unwrap().clone(), chunks.last().unwrap()["usage"].clone())
+            } else {
+                (answer.json()["choices"][0]["finish_reason"].clone(), answer.json()["usage"].clone())
+            };
+            assert_eq!(reason, "length");
+            assert!(usage["completion_tokens"].as_u64().unwrap() >= 1, "{usage}");
+            gate.open();
+            eventually("the sequence is given up", || engine.status().running == 0).await;
+        }
+    }
+    // Without a line break it goes on to its end.
+    let body = complete(&state(), json!({ "t_max_predict_ms": 1, "max_tokens": 64 })).await.json();
+    assert_eq!(body["choices"][0]["finish_reason"], "stop");
+}

@@ -95,6 +95,13 @@ async fn what_is_not_there_yet_is_refused_by_its_name() {
         ("modalities", json!(["text", "audio"])),
         ("length_penalty", json!(1.1)),
         ("n_predict", json!(5)),
+        ("stop_regex", json!("a+")),
+        ("structural_tag", json!("{}")),
+        ("separate_reasoning", json!(false)),
+        ("custom_params", json!({ "a": 1 })),
+        ("response_fields", json!(["content"])),
+        ("thinking", json!({ "type": "enabled" })),
+        ("adapters", json!(["a"])),
     ] {
         check_chat_refused(json!({ field: value }), field, field).await;
         let answer = chat(&state(), json!({ field: value })).await;

@@ -37,7 +37,7 @@ pub(crate) async fn completion(
     let api::Admitted { served, active, time_limit, .. } = admitted;
     let native = Native::new(&served, &request);
     let generation = Generation::start(&served, request.prompts, &request.parameters, "prompt", (active, time_limit))?;
-    let running = Running::new(native, generation, request.predict_limit);
+    let running = Running::new(native, generation);
     if request.parameters.stream {
         let mut response = stream::respond(running, state.timeouts().keep_alive).await?;
         reply::report_ignored(&mut response, &request.ignored);

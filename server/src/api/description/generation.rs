@@ -94,6 +94,13 @@ pub(super) fn shared_fields() -> Vec<Named> {
                  prompt do, messages, responses and completions of several prompts do not; /completion always does.",
             ),
         ),
+        (
+            "t_max_predict_ms",
+            integer_from(
+                -1,
+                "llama.cpp's: end the answer at its first line break after this time since its first text; -1 and 0 are off.",
+            ),
+        ),
         ("stream", boolean("Answer with server-sent events.")),
         ("stream_options", stream_options()),
         (

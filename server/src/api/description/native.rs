@@ -111,13 +111,6 @@ fn request() -> Value {
         ),
         ("logprobs", integer_in(0, i64::from(MAX_LOGPROBS), "Another name of n_probs.")),
         ("return_tokens", boolean("Tell the ids of the answer's tokens; streams always do.")),
-        (
-            "t_max_predict_ms",
-            integer_from(
-                -1,
-                "End the answer at its first line break after this time since its first token; -1 and 0 are off.",
-            ),
-        ),
     ];
     let own: Vec<&str> = fields.iter().map(|(name, _)| *name).collect();
     fields.extend(shared_fields().into_iter().filter(|(name, _)| !own.contains(name)));

@@ -1,7 +1,5 @@
 //! llama-server's request: what it calls differently, what it assumes, and what is refused by name.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 use taper_engine::{MAX_LOGPROBS, SamplingParams};
 
@@ -86,8 +84,6 @@ pub(crate) struct Prepared {
     pub(super) texts: Vec<String>,
     /// `generation_settings`.
     pub(super) settings: Value,
-    /// `t_max_predict_ms`.
-    pub(super) predict_limit: Option<Duration>,
     pub(super) ignored: Vec<String>,
 }
 
@@ -118,7 +114,7 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
     let texts: Vec<String> = prompts.iter().map(|tokens| served.model.tokenizer.decode(tokens, false)).collect();
     let settings = shape::settings(&parameters.sampling, parameters.stream);
     check_told(&texts, &settings, parameters.num_choices)?;
-    Ok(Prepared { parameters, prompts, texts, settings, predict_limit: own.predict_limit, ignored })
+    Ok(Prepared { parameters, prompts, texts, settings, ignored })
 }
 
 /// Every choice's answer repeats its prompt and the settings.
@@ -160,7 +156,6 @@ struct Own {
     seed: Option<Value>,
     repeat_last_n: Option<i64>,
     samplers: Option<Vec<&'static str>>,
-    predict_limit: Option<Duration>,
 }
 
 impl Own {
@@ -170,7 +165,6 @@ impl Own {
             None => fields.integer("logprobs", 0..=i64::from(MAX_LOGPROBS))?,
             asked => asked,
         };
-        let predict_limit = fields.integer("t_max_predict_ms", -1..=i64::MAX)?.and_then(|ms| u64::try_from(ms).ok());
         Ok(Own {
             n_predict: fields.integer("n_predict", -2..=i64::MAX)?,
             n_cmpl: fields.integer("n_cmpl", 1..=MAX_CHOICES as i64)?,
@@ -183,7 +177,6 @@ impl Own {
                 .filter(|seed| integer_of(seed).is_none_or(|seed| seed != -1 && seed != ANY_SEED as i64)),
             repeat_last_n: fields.integer("repeat_last_n", -1..=i64::from(i32::MAX))?,
             samplers: samplers(fields)?,
-            predict_limit: predict_limit.filter(|ms| *ms > 0).map(Duration::from_millis),
         })
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use taper_engine::{FinishReason, SamplingParams, Timings, TokenLogprobs, Usage};
+use taper_engine::{FinishReason, SamplingParams, TokenLogprobs};
 use taper_text::{Detokenizer, Tokenizer};
 
 use super::request::{ANY_SEED, Prepared, SAMPLERS};
@@ -60,7 +60,7 @@ struct Prompt {
     text: String,
     num_tokens: usize,
     last: Option<u32>,
-    usage: Option<Usage>,
+    totals: Totals,
 }
 
 /// All that the answer to a request is made of.
@@ -75,9 +75,6 @@ pub(super) struct Native {
     prompt_only: bool,
     prompts: Vec<Prompt>,
     choices: Vec<Choice>,
-    /// From the start to the first text, and to the end, where the engine did not get to measure it.
-    pub(super) first_text_s: f64,
-    pub(super) elapsed_s: f64,
 }
 
 impl Native {
@@ -87,7 +84,7 @@ impl Native {
             text: text.clone(),
             num_tokens: tokens.len(),
             last: tokens.last().copied(),
-            usage: None,
+            totals: Totals::default(),
         };
         let prompts: Vec<Prompt> = texts.iter().zip(prompts).map(prompt).collect();
         let num_choices = prompts.len() * parameters.sampling.n;
@@ -102,8 +99,6 @@ impl Native {
             prompt_only: parameters.prompt_only,
             prompts,
             choices: std::iter::repeat_with(Choice::default).take(num_choices).collect(),
-            first_text_s: 0.0,
-            elapsed_s: 0.0,
         }
     }
 
@@ -115,18 +110,8 @@ impl Native {
         self.choices[choice].reason = Some(reason);
     }
 
-    pub(super) fn finish_if_unfinished(&mut self, choice: usize, reason: FinishReason) {
-        self.choices[choice].reason.get_or_insert(reason);
-    }
-
-    /// Whether some choices have not ended, and each of these has a line break.
-    pub(super) fn may_be_cut(&self) -> bool {
-        let mut unfinished = self.choices.iter().filter(|choice| choice.reason.is_none()).peekable();
-        unfinished.peek().is_some() && unfinished.all(|choice| choice.piece.text.contains('\n'))
-    }
-
-    pub(super) fn note_usage(&mut self, prompt: usize, usage: Option<Usage>) {
-        self.prompts[prompt].usage = usage;
+    pub(super) fn note_totals(&mut self, prompt: usize, totals: Option<Totals>) {
+        self.prompts[prompt].totals = totals.unwrap_or_default();
     }
 
     fn prompt_of(&self, choice: usize) -> &Prompt {
@@ -214,24 +199,9 @@ impl Native {
             "truncated": is_full,
             "stop_type": stop_type,
             "stopping_word": stopping_word,
-            "tokens_cached": prompt.usage.map_or(0, |usage| usage.cached_tokens),
-            "timings": self.timings(prompt, num_predicted),
+            "tokens_cached": prompt.totals.cached_tokens,
+            "timings": answer::timings(&prompt.totals).unwrap_or_default(),
         })
-    }
-
-    fn timings(&self, prompt: &Prompt, num_predicted: usize) -> Value {
-        let usage = prompt.usage.unwrap_or_else(|| Usage {
-            prompt_tokens: prompt.num_tokens,
-            completion_tokens: num_predicted,
-            timings: Timings {
-                queue_s: 0.0,
-                prefill_s: self.first_text_s,
-                decode_s: (self.elapsed_s - self.first_text_s).max(0.0),
-                ..Timings::default()
-            },
-            ..Usage::default()
-        });
-        answer::timings(&Totals::of(usage, self.prompt_only)).unwrap_or_default()
     }
 
     /// (`stop_type`, `stopping_word`).
