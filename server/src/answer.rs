@@ -7,10 +7,10 @@ use std::task::{Context, Poll};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use taper_engine::TokenLogprobs;
+use taper_engine::{Miss, TokenLogprobs};
 
 use crate::errors::ApiError;
-use crate::generation::{Output, Totals};
+use crate::generation::{Output, Progress, Totals};
 use crate::parameters::Parameters;
 use crate::reply;
 use crate::sse;
@@ -158,6 +158,7 @@ pub(crate) fn timings(totals: &Totals) -> Option<Value> {
     Some(json!({
         "queue_ms": timings.queue_s * 1e3,
         "cache_n": totals.cached_tokens,
+        "cache_miss_reason": totals.miss.map(|miss| reason_of(miss, totals.cached_tokens)),
         "prompt_n": totals.prompt_tokens,
         "prompt_ms": timings.prefill_s * 1e3,
         "prompt_per_token_ms": per_token_ms(totals.prompt_tokens, timings.prefill_s),
@@ -172,6 +173,21 @@ pub(crate) fn timings(totals: &Totals) -> Option<Value> {
         "detokenize_ms": timings.detokenize_s * 1e3,
         "recomputed_rows": totals.recomputed_rows,
     }))
+}
+
+/// Why the prefix cache had no more of a prompt than so many tokens.
+fn reason_of(miss: Miss, cached_tokens: usize) -> String {
+    match miss {
+        Miss::New => "new".to_owned(),
+        Miss::Evicted => "evicted".to_owned(),
+        Miss::Departs { common } => format!("departs at token {}", cached_tokens + common),
+    }
+}
+
+/// How much of a prompt is computed, with llama.cpp's names.
+pub(crate) fn prompt_progress(progress: &Progress) -> Value {
+    let Progress { total, cached, computed, seconds } = progress;
+    json!({ "total": total, "cache": cached, "processed": computed, "time_ms": (seconds * 1e3).round() as u64 })
 }
 
 /// The `timings` of an answer that `source` has brought: of its one prompt unless `asked` says no; of several, which overlap, for
@@ -266,6 +282,8 @@ async fn collect<S: Shape>(
     while let Some(output) = generation.next().await {
         match output? {
             Output::PromptLogprobs { prompt, logprobs } => shape.prompt_logprobs(prompt, logprobs),
+            // Of streams.
+            Output::Progress { .. } => {}
             Output::Text { choice, piece } => pieces[choice].append(piece),
             Output::Finished { choice, reason, piece } => {
                 pieces[choice].append(piece);

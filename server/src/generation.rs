@@ -11,8 +11,8 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use taper_engine::{
-    EngineError, EngineHandle, Event, EventStream, FinishReason, Request, SamplingParams, SubmitError, ThinkingBudget,
-    Timings, TokenLogprobs, Usage,
+    EngineError, EngineHandle, Event, EventStream, FinishReason, Miss, Request, SamplingParams, SubmitError,
+    ThinkingBudget, Timings, TokenLogprobs, Usage,
 };
 use taper_text::Grammar;
 use tokio::time::Sleep;
@@ -22,6 +22,7 @@ use crate::answer::{AnswerPiece, Source};
 use crate::errors::ApiError;
 use crate::parameters::Parameters;
 use crate::predict_limit::PredictLimit;
+use crate::slots::{SlotGuard, SlotRequest, Slots};
 use crate::state::{ActiveGuard, Served};
 use crate::time_limit::TimeLimit;
 
@@ -37,6 +38,8 @@ pub struct Totals {
     pub prompt_tokens: usize,
     /// Of those, the ones that the prefix cache spared.
     pub cached_tokens: usize,
+    /// Why the prefix cache spared no more, if a full block of the prompt was not there; only for one prompt.
+    pub miss: Option<Miss>,
     /// Tokens of all answers.
     pub completion_tokens: usize,
     /// Of those, the ones that the model thought with, as far as its thoughts were told apart.
@@ -57,6 +60,7 @@ impl Totals {
         Totals {
             prompt_tokens: usage.prompt_tokens,
             cached_tokens: usage.cached_tokens,
+            miss: usage.miss,
             // The one token that was chosen at the end of a prompt asked about alone is nobody's.
             completion_tokens: if prompt_only { 0 } else { usage.completion_tokens },
             reasoning_tokens: 0,
@@ -102,6 +106,19 @@ pub(crate) fn mean_logprob(logprobs: &[TokenLogprobs]) -> f64 {
     sum / logprobs.len().max(1) as f64
 }
 
+/// How much of a prompt is computed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Progress {
+    /// Its tokens.
+    pub(crate) total: usize,
+    /// Of those, the ones that the prefix cache spared,
+    pub(crate) cached: usize,
+    /// and all that need not be computed any more.
+    pub(crate) computed: usize,
+    /// Since the first step that computed some of it.
+    pub(crate) seconds: f64,
+}
+
 /// One piece of an answer; `P` is what a choice is made of, `R` why one ends.
 #[derive(Debug)]
 pub(crate) enum Output<P = Piece, R = FinishReason> {
@@ -109,6 +126,11 @@ pub(crate) enum Output<P = Piece, R = FinishReason> {
     PromptLogprobs {
         prompt: usize,
         logprobs: Vec<Option<TokenLogprobs>>,
+    },
+    /// Before all text of the prompt's choices, as often as there is news.
+    Progress {
+        prompt: usize,
+        progress: Progress,
     },
     Text {
         choice: usize,
@@ -125,6 +147,7 @@ pub(crate) enum Output<P = Piece, R = FinishReason> {
 struct Running {
     prompt: usize,
     events: EventStream,
+    _slot: SlotGuard,
 }
 
 /// The merged events of a request's prompts.
@@ -137,6 +160,10 @@ pub(crate) struct Generation {
     /// The field that asked for it.
     form_field: &'static str,
     thinking: Option<ThinkingBudget>,
+    tells_progress: bool,
+    slots: Arc<Slots>,
+    /// What it asks for, for who asks about slots.
+    asked: Arc<SlotRequest>,
     priority: i32,
     cache_salt: Option<String>,
     prompt_only: bool,
@@ -190,6 +217,9 @@ impl Generation {
             prompt_param,
             sampling: parameters.sampling.clone(),
             thinking: parameters.thinking.clone(),
+            tells_progress: parameters.tells_progress && parameters.stream,
+            slots: Arc::clone(&served.slots),
+            asked: Arc::new(SlotRequest { sampling: parameters.sampling.clone(), stream: parameters.stream }),
             priority: parameters.priority,
             cache_salt: parameters.cache_salt.clone(),
             prompt_only: parameters.prompt_only,
@@ -272,7 +302,7 @@ impl Generation {
                 self.note_piece(*choice, piece);
                 self.limit.finish(*choice);
             }
-            Output::PromptLogprobs { .. } | Output::Totals(_) => {}
+            Output::PromptLogprobs { .. } | Output::Progress { .. } | Output::Totals(_) => {}
         }
     }
 
@@ -297,12 +327,16 @@ impl Generation {
                 sampling: self.sampling.clone(),
                 grammar: self.grammars.get(prompt).map(|grammar| Grammar::clone(grammar)),
                 thinking: self.thinking.clone(),
+                tells_progress: self.tells_progress,
                 priority: self.priority,
                 cache_salt: self.cache_salt.clone(),
                 timeout,
             };
             match self.engine.submit(request) {
-                Ok(events) => self.running.push(Running { prompt, events }),
+                Ok(events) => {
+                    let slot = self.slots.enter(events.id(), &self.asked);
+                    self.running.push(Running { prompt, events, _slot: slot });
+                }
                 Err(SubmitError::QueueFull { .. }) if prompt > 0 => {
                     self.waiting.push_front((prompt, tokens));
                     self.pause = Some(Box::pin(tokio::time::sleep(QUEUE_PAUSE)));
@@ -372,6 +406,11 @@ impl Generation {
                 Some(Event::PromptLogprobs(logprobs)) => {
                     Some(Ok(Output::PromptLogprobs { prompt: running.prompt, logprobs }))
                 }
+                Some(Event::PromptProgress { cached_tokens, computed_tokens, seconds }) => {
+                    let total = self.prompt_lens[running.prompt];
+                    let progress = Progress { total, cached: cached_tokens, computed: computed_tokens, seconds };
+                    Some(Ok(Output::Progress { prompt: running.prompt, progress }))
+                }
                 // Of prompts that become vectors, which are none of a generation's.
                 Some(Event::Embedding(_)) => None,
                 Some(Event::Text { .. }) if self.prompt_only => None,
@@ -410,6 +449,7 @@ impl Generation {
         self.totals.guessed_tokens += guessed_tokens;
         self.totals.right_guesses += right_guesses;
         if self.prompt_lens.len() == 1 {
+            self.totals.miss = usage.miss;
             self.totals.recomputed_rows = Some(usage.recomputed_rows);
             self.totals.timings = Some(usage.timings);
         }

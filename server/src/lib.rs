@@ -40,6 +40,7 @@ mod reply;
 mod report;
 mod routes;
 mod serve;
+mod slots;
 mod sockets;
 mod sse;
 mod state;

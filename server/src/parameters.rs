@@ -32,6 +32,8 @@ pub(crate) struct Parameters {
     pub(crate) include_usage: bool,
     /// `t_max_predict_ms`.
     pub(crate) predict_limit: Option<Duration>,
+    /// Whether a stream tells how much of its prompts is computed.
+    pub(crate) tells_progress: bool,
     /// Whether every chunk of a stream has the usage so far.
     pub(crate) continuous_usage: bool,
     /// Whether the answer tells where the time went; unless it is said, that depends on the endpoint.
@@ -99,6 +101,7 @@ impl Parameters {
         let cache_salt = cache_salt(fields)?;
         let form = grammar_fields::take(fields)?;
         let timings = fields.boolean("timings")?;
+        let tells_progress = fields.boolean("return_progress")?.unwrap_or(false);
         let predict_limit = fields.integer("t_max_predict_ms", -1..=i64::MAX)?.filter(|ms| *ms > 0);
         let stream = fields.boolean("stream")?.unwrap_or(false);
         let (include_usage, continuous_usage) = stream_options(fields, stream)?;
@@ -111,6 +114,7 @@ impl Parameters {
             stream,
             include_usage,
             continuous_usage,
+            tells_progress,
             predict_limit: predict_limit.and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis),
             timings,
             details,

@@ -17,7 +17,7 @@ use futures_core::Stream;
 use serde_json::Value;
 use tokio::time::{Instant, Sleep};
 
-use crate::answer::{AnswerPiece, Envelope, Next, Shape, Source, timings_of, usage, usage_so_far};
+use crate::answer::{AnswerPiece, Envelope, Next, Shape, Source, prompt_progress, timings_of, usage, usage_so_far};
 use crate::errors::ApiError;
 use crate::generation::{Output, Totals};
 use crate::parameters::Parameters;
@@ -110,6 +110,12 @@ impl<S: Shape> Frames<S> {
             Ok(Output::PromptLogprobs { prompt, logprobs }) => {
                 self.shape.prompt_logprobs(prompt, logprobs);
                 self.open(self.generation.choices_of(prompt));
+            }
+            Ok(Output::Progress { prompt, progress }) => {
+                let mut chunk = self.make(Vec::new());
+                chunk["prompt_progress"] = prompt_progress(&progress);
+                chunk["prompt_progress"]["prompt"] = prompt.into();
+                self.frame(&chunk.to_string());
             }
             Ok(Output::Text { choice, piece }) => {
                 self.open(choice..choice + 1);

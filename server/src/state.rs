@@ -14,6 +14,7 @@ use crate::errors::ApiError;
 use crate::facts::{ServerFacts, Throughput};
 use crate::models::{DeclaredModel, Lease, ModelLimits, ModelLoader, Models};
 use crate::rate_limit::RateLimiter;
+use crate::slots::Slots;
 use crate::timeouts::Timeouts;
 use crate::work::Work;
 
@@ -49,6 +50,8 @@ pub(crate) struct Served {
     pub(crate) grammars: Arc<GrammarCompiler>,
     /// How it writes thoughts and calls of tools.
     pub(crate) dialect: Dialect,
+    /// What the requests ask for that it computes.
+    pub(crate) slots: Arc<Slots>,
     throughput: Mutex<Throughput>,
 }
 
@@ -64,7 +67,8 @@ impl Served {
         let _ =
             std::thread::Builder::new().name("taper-grammar-vocabulary".to_owned()).spawn(move || prepared.prepare());
         let dialect = Dialect::of(model.template.as_ref(), &model.tokenizer);
-        Self { model, longest_token_bytes, grammars, dialect, throughput: Mutex::new(Throughput::new()) }
+        let (slots, throughput) = (Arc::default(), Mutex::new(Throughput::new()));
+        Self { model, longest_token_bytes, grammars, dialect, slots, throughput }
     }
 
     /// Ids that a request may name are below it.

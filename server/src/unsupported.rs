@@ -147,7 +147,6 @@ const UNSUPPORTED: &[Row] = &[
     Row("min_keep", zero_or_off),
     Row("n_cmpl", one),
     Row("n_indent", zero),
-    Row("return_progress", off),
     Row("response_fields", empty),
     Row("grammar_lazy", off),
     Row("grammar_triggers", empty),

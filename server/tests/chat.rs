@@ -57,6 +57,7 @@ fn check_timings(timings: &Value) {
     for part in ["queue_ms", "prompt_ms", "predicted_ms", "sample_ms", "detokenize_ms"] {
         assert!(timings[part].as_f64().is_some_and(|ms| ms >= 0.0), "{part} in {timings}");
     }
+    assert!(timings["cache_miss_reason"].is_string() || timings["cache_miss_reason"].is_null(), "{timings}");
     for count in ["cache_n", "draft_n", "draft_n_accepted", "recomputed_rows"] {
         assert!(timings[count].is_u64(), "{count} in {timings}");
     }

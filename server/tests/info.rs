@@ -224,3 +224,45 @@ async fn llama_servers_paths_answer_as_those_that_they_stand_for() {
     let answer = post(&state, "/responses", &json!({ "input": "Hi" })).await.json();
     assert_eq!(answer["output"][0]["content"][0]["text"], REPLY);
 }
+
+#[tokio::test]
+async fn a_running_slot_tells_of_its_request() {
+    let (runner, gate) = babbling().with_gate();
+    let (state, engine) = state_with(runner, EngineConfig::default(), Timeouts::default());
+    let idle = ask(&state, "/slots").await;
+    assert!(idle.as_array().unwrap().iter().all(|slot| slot["is_processing"] == false && slot.get("params").is_none()));
+    let body = json!({ "prompt": "Once", "max_tokens": 9, "temperature": 0.5, "top_k": 7 });
+    let asking = tokio::spawn({
+        let state = state.clone();
+        async move { post(&state, COMPLETIONS, &body).await }
+    });
+    gate.allow(2);
+    eventually("it runs", || engine.running().iter().any(|running| running.generated_tokens > 0)).await;
+    let slots = ask(&state, "/slots").await;
+    let slot = &slots[0];
+    assert_eq!(
+        (&slot["is_processing"], &slot["n_prompt_tokens"], &slot["n_ctx"]),
+        (&json!(true), &json!(4), &json!(512))
+    );
+    assert!(slot["id_task"].is_u64(), "{slot}");
+    assert_eq!((&slot["params"]["top_k"], &slot["params"]["n_predict"]), (&json!(7), &json!(9)));
+    let next = &slot["next_token"];
+    assert_eq!(next["n_decoded"].as_u64().unwrap() + next["n_remain"].as_u64().unwrap(), 9);
+    assert_eq!(slots[1]["is_processing"], false);
+    gate.open();
+    assert_eq!(asking.await.unwrap().status, 200);
+    eventually("nothing runs", || engine.running().is_empty()).await;
+    assert_eq!(ask(&state, "/slots").await[0]["is_processing"], false);
+}
+
+#[tokio::test]
+async fn timings_say_why_the_cache_had_no_more() {
+    let state = state();
+    let reason = |prompt: String| {
+        let state = state.clone();
+        async move { complete(&state, json!({ "prompt": prompt })).await.json()["timings"]["cache_miss_reason"].clone() }
+    };
+    assert_eq!(reason("a".repeat(40)).await, "new");
+    assert_eq!(reason("a".repeat(40)).await, Value::Null);
+    assert_eq!(reason(format!("{}b{}", "a".repeat(20), "a".repeat(20))).await, "departs at token 20");
+}

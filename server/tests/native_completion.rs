@@ -283,9 +283,6 @@ async fn what_is_not_there_is_refused_by_name_and_off_values_are_accepted() {
         ("top_n_sigma", json!(1.5)),
         ("min_keep", json!(2)),
         ("post_sampling_probs", json!(true)),
-        ("return_progress", json!(true)),
-        ("response_fields", json!(["content"])),
-        ("n_indent", json!(4)),
         ("grammar_lazy", json!(true)),
         ("adaptive_target", json!(0.5)),
         ("prompt_logprobs", json!(1)),
@@ -342,6 +339,9 @@ async fn values_that_mean_nothing_are_refused_by_name() {
         (json!({ "logit_bias": [[-1, 1]] }), "logit_bias", "from 0"),
         (json!({ "logit_bias": { "a": 1000 } }), "logit_bias", "1000"),
         (json!({ "samplers": "kfypmt" }), "samplers", "array"),
+        (json!({ "response_fields": "content" }), "response_fields", "array"),
+        (json!({ "response_fields": [5] }), "response_fields", "has 5"),
+        (json!({ "n_indent": -1 }), "n_indent", "at least 0"),
         (json!({ "t_max_predict_ms": -2 }), "t_max_predict_ms", "at least -1"),
         (json!({ "prompt": "x".repeat(512) }), "prompt", "512 tokens"),
     ] {
@@ -368,4 +368,63 @@ async fn a_client_that_leaves_frees_its_place() {
     read_until(&mut client, "\"stop\":false").await;
     drop(client);
     eventually("nothing runs", || engine.status().running == 0 && state.active_requests() == 0).await;
+}
+
+#[tokio::test]
+async fn an_answer_has_the_fields_that_are_asked_for() {
+    let fields = json!({ "response_fields": ["content", "generation_settings/n_predict", "nothing", "content/x"], "n_predict": 64 });
+    let expected = json!({ "content": REPLY, "generation_settings/n_predict": 64 });
+    assert_eq!(ask(&state(), fields.clone()).await.json(), expected);
+    let mut streamed = fields;
+    streamed["stream"] = true.into();
+    let parts = parts(&ask(&state(), streamed).await);
+    let (end, before) = parts.split_last().unwrap();
+    assert_eq!(*end, json!({ "content": "", "generation_settings/n_predict": 64 }));
+    let text: String = before.iter().map(|part| part["content"].as_str().unwrap()).collect();
+    assert_eq!(text, REPLY);
+}
+
+#[tokio::test]
+async fn a_line_with_too_few_blanks_ends_the_answer() {
+    let state = || {
+        let runner = replying("if x:\n    y\n  z and so on");
+        state_with(runner, EngineConfig::default(), Timeouts::default())
+    };
+    for (least, content, stop_type) in
+        [(4, "if x:\n    y\n  ", "limit"), (2, "if x:\n    y\n  z and so on", "eos"), (5, "if x:\n    ", "limit")]
+    {
+        let (state, engine) = state();
+        let body = ask(&state, json!({ "n_indent": least })).await.json();
+        assert_eq!((&body["content"], &body["stop_type"]), (&json!(content), &json!(stop_type)));
+        let streamed = parts(&ask(&state, json!({ "n_indent": least, "stream": true })).await);
+        let text: String = streamed.iter().map(|part| part["content"].as_str().unwrap()).collect();
+        assert_eq!((text.as_str(), &streamed.last().unwrap()["stop_type"]), (content, &json!(stop_type)));
+        let several = ask(&state, json!({ "n_indent": least, "n": 2 })).await.json();
+        assert!(several.as_array().unwrap().iter().all(|one| one["content"] == content), "{several}");
+        eventually("nothing runs", || engine.status().running == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_stream_tells_how_much_of_its_prompt_is_computed() {
+    let limits = RunnerLimits { max_rows: 16, ..limits() };
+    let runner = StubRunner::replying(limits, bytes_of(REPLY), end_token());
+    let (state, _engine) = state_with(runner, EngineConfig::default(), Timeouts::default());
+    let prompt = "p".repeat(50);
+    let streamed = parts(&ask(&state, json!({ "prompt": prompt, "return_progress": true, "stream": true })).await);
+    let told: Vec<&Value> =
+        streamed.iter().map(|part| &part["prompt_progress"]).take_while(|told| told.is_object()).collect();
+    assert!(told.len() > 3, "{streamed:?}");
+    assert!(told.iter().all(|told| told["total"] == 50 && told["cache"] == 0 && told["time_ms"].is_u64()), "{told:?}");
+    assert_eq!((&told[0]["processed"], &told[told.len() - 1]["processed"]), (&json!(0), &json!(50)));
+    assert!(streamed[told.len()..].iter().all(|part| part.get("prompt_progress").is_none()));
+    // The others do so too, and who does not stream hears nothing.
+    let body = json!({ "prompt": prompt, "return_progress": true, "stream": true });
+    let chunks = complete(&state, body).await.chunks();
+    let told: Vec<&Value> = chunks.iter().filter(|chunk| chunk["prompt_progress"].is_object()).collect();
+    assert!(!told.is_empty() && told.iter().all(|chunk| chunk["choices"] == json!([])), "{chunks:?}");
+    assert_eq!(told[0]["prompt_progress"]["cache"], 48);
+    assert_eq!(answer(&state, json!({ "prompt": prompt, "return_progress": true })).await["content"], REPLY);
+    let refused = post(&state, "/v1/responses", &json!({ "input": "a", "return_progress": true })).await;
+    assert_eq!((refused.status.as_u16(), &refused.error()["param"]), (400, &json!("return_progress")));
 }

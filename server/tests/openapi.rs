@@ -80,6 +80,7 @@ fn samples() -> Vec<(&'static str, &'static str, Value)> {
             COMPLETIONS,
             json!({ "prompt": "Once", "stream": true, "logprobs": 1, "return_token_ids": true, "stream_options": { "include_usage": true } }),
         ),
+        chat(json!({ "stream": true, "return_progress": true })),
         ("post", "/v1/embeddings", json!({ "input": ["a", "b"] })),
         ("post", "/v1/embeddings", json!({ "input": [97], "encoding_format": "base64", "dimensions": 2 })),
         ("post", "/embedding", json!({ "content": "a" })),
@@ -125,6 +126,8 @@ fn samples() -> Vec<(&'static str, &'static str, Value)> {
             json!({ "prompt": "Once", "n_probs": 1, "return_tokens": true, "logit_bias": [["z", false], [65, 1]] }),
         ));
         samples.push(("post", path, json!({ "prompt": ["a", "b"], "n_predict": 2 })));
+        samples.push(("post", path, json!({ "prompt": "a", "response_fields": ["content", "timings/cache_n"] })));
+        samples.push(("post", path, json!({ "prompt": "a", "return_progress": true, "stream": true, "n_indent": 1 })));
         samples.push(("post", path, json!({ "prompt": "Once", "stream": true, "n_probs": 1 })));
     }
     for path in ["/tokenize", "/v1/tokenize"] {

@@ -177,7 +177,7 @@ async fn follow(
                 answer.finish_reason = Some(reason);
                 (text, tokens)
             }
-            Some(Event::PromptLogprobs(_) | Event::Embedding(_)) => continue,
+            Some(Event::PromptLogprobs(_) | Event::PromptProgress { .. } | Event::Embedding(_)) => continue,
             Some(Event::Done(usage)) => {
                 answer.usage = Some(usage);
                 return Ok(());

@@ -38,7 +38,7 @@ pub use block_manager::{BlockCopy, BlockManager, BlockTable, Miss, NamedBlock};
 pub use disk_cache::{DiskCache, DiskCacheError, DiskCacheStats, file_digest};
 pub use event::{EngineError, Event, EventStream, FinishReason, Timings, Usage};
 pub use grammar::{MaskError, MaskWorker, Masked};
-pub use handle::{Engine, EngineConfig, EngineHandle, EngineParts, EngineStatus, Speculation};
+pub use handle::{Engine, EngineConfig, EngineHandle, EngineParts, EngineStatus, RunningChoice, Speculation};
 pub use metrics::{EndReason, EngineMetrics, Histogram};
 pub use model_runner::ModelRunner;
 pub use pace::ItlTarget;

@@ -223,6 +223,11 @@ impl Scheduler {
         self.running.len()
     }
 
+    /// Those, by rank.
+    pub fn running(&self) -> impl Iterator<Item = SequenceId> {
+        self.running.iter().map(|&(_, id)| id)
+    }
+
     /// Sequences that wait for room.
     pub fn num_waiting(&self) -> usize {
         self.waiting.len()

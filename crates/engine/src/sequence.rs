@@ -4,7 +4,7 @@ use crate::grammar::Masked;
 use crate::metrics::ChoiceClock;
 use crate::speculation::{Acceptance, Guess, Lookup};
 use crate::thoughts::Thoughts;
-use crate::{Event, FinishReason, Sampled, Sampler, SamplingParams, TokenLogprobs};
+use crate::{Event, FinishReason, RunningChoice, Sampled, Sampler, SamplingParams, TokenLogprobs};
 use std::sync::Arc;
 use std::time::Instant;
 use taper_text::{BitMask, Detokenizer, Grammar, StopMatcher, StopOutput, Tokenizer};
@@ -156,6 +156,17 @@ impl Sequence {
     /// The token that comes next whatever the model says, because its thoughts have used up their budget.
     pub(crate) fn due(&self) -> Option<u32> {
         self.thoughts.as_ref().and_then(Thoughts::due)
+    }
+
+    /// What others are told of it while it runs.
+    pub(crate) fn running(&self) -> RunningChoice {
+        RunningChoice {
+            request: self.request,
+            choice: self.choice,
+            prompt_tokens: self.prompt_len,
+            generated_tokens: self.tokens.len() - self.prompt_len,
+            room: self.room(),
+        }
     }
 
     /// How many more tokens it may have.

@@ -15,6 +15,8 @@ pub struct Request {
     pub grammar: Option<Grammar>,
     /// How long each choice may think before it answers.
     pub thinking: Option<ThinkingBudget>,
+    /// Whether it is told how much of its prompt is computed.
+    pub tells_progress: bool,
     /// Lower is served earlier; 0 is usual.
     pub priority: i32,
     /// Prompts share cached blocks only with prompts of the same salt.

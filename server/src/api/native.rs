@@ -15,8 +15,10 @@ use crate::api;
 use crate::errors::ApiError;
 use crate::generation::Generation;
 use crate::reply::{self, Reply};
+use crate::slots::SlotRequest;
 use crate::state::ServerState;
 
+mod indent;
 mod request;
 mod running;
 mod shape;
@@ -59,4 +61,9 @@ pub(crate) fn default_settings() -> Value {
         ..SamplingParams::default()
     };
     shape::settings(&sampling, false)
+}
+
+/// The same of a request of any endpoint; `/slots` tells.
+pub(crate) fn settings_of(request: &SlotRequest) -> Value {
+    shape::settings(&request.sampling, request.stream)
 }

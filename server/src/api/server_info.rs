@@ -115,7 +115,7 @@ pub(crate) async fn lora_adapters() -> Json<Value> {
 }
 
 /// GET /slots of llama-server: a place of the batch for each. Requests have no fixed places here, so the first ones are those
-/// that are taken. With `fail_on_no_slot=1` it is a 503 when all are.
+/// that are taken; each tells of the choice that runs there, as of the latest step. With `fail_on_no_slot=1` it is a 503 when all are.
 pub(crate) async fn slots(
     Asked(served): Asked,
     query: Result<Query<HashMap<String, String>>, QueryRejection>,
@@ -126,13 +126,25 @@ pub(crate) async fn slots(
     if must_have_one && status.running >= config.max_batch {
         return Err(ApiError::busy("no slot is available: every place of the batch is taken"));
     }
-    let slot = |id| {
-        json!({
+    let running = served.model.engine.running();
+    let slot = |id: usize| {
+        let mut slot = json!({
             "id": id,
             "n_ctx": served.model.context_len,
             "speculative": config.speculation != Speculation::Off,
-            "is_processing": id < status.running,
-        })
+            "is_processing": id < running.len(),
+        });
+        if let Some(choice) = running.get(id) {
+            slot["id_task"] = choice.request.into();
+            slot["n_prompt_tokens"] = choice.prompt_tokens.into();
+            slot["next_token"] =
+                json!({ "has_next_token": true, "n_remain": choice.room, "n_decoded": choice.generated_tokens });
+            // A prompt that becomes a vector has none.
+            if let Some(request) = served.slots.get(choice.request) {
+                slot["params"] = native::settings_of(&request);
+            }
+        }
+        slot
     };
     Ok(Json((0..config.max_batch).map(slot).collect()))
 }

@@ -169,6 +169,7 @@ impl Source for ChatStream {
             };
             let output = match output {
                 Output::PromptLogprobs { prompt, logprobs } => Output::PromptLogprobs { prompt, logprobs },
+                Output::Progress { prompt, progress } => Output::Progress { prompt, progress },
                 Output::Text { choice, piece } => {
                     let piece = self.read(choice, piece, false);
                     if piece.is_blank() {

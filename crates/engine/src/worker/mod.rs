@@ -70,7 +70,6 @@ pub(crate) struct Worker {
     context_len: usize,
     sequences: HashMap<SequenceId, Sequence>,
     requests: HashMap<u64, ActiveRequest>,
-    num_accepted: u64,
     num_sequences: u64,
     logits: LogitsBuffer,
     /// Who draws from which row of them.
@@ -127,7 +126,6 @@ impl Worker {
             context_len: limits.context_len.min(limits.num_blocks * limits.block_size),
             sequences: HashMap::new(),
             requests: HashMap::new(),
-            num_accepted: 0,
             num_sequences: 0,
             logits: LogitsBuffer::new(limits.vocab_size),
             draws: Vec::new(),
@@ -182,9 +180,7 @@ impl Worker {
     }
 
     fn accept(&mut self, submission: Submission) {
-        let Submission { request, pooler, events, submitted } = submission;
-        let key = self.num_accepted;
-        self.num_accepted += 1;
+        let Submission { id: key, request, pooler, events, submitted } = submission;
         let mut active = ActiveRequest::new(events, &request, submitted);
         let pooling = pooler.as_ref().map(Pooler::pooling);
         active.pooler = pooler;
@@ -233,7 +229,10 @@ impl Worker {
         for &Admission { sequence, cached_tokens, cacheable_tokens, miss, is_return } in &step.admitted {
             let key = self.sequences[&sequence].request;
             let Some(request) = self.requests.get_mut(&key).filter(|_| !is_return) else { continue };
-            request.note_admitted(cached_tokens);
+            request.note_admitted(cached_tokens, miss);
+            if let Some(event) = request.progress(cached_tokens, Instant::now()) {
+                self.outbox.push((request.events.clone(), event));
+            }
             if let Some(disk) = &self.disk {
                 // What is served from memory should not leave the disk for it.
                 let num_cached = cached_tokens / self.scheduler.blocks().block_size();
@@ -267,6 +266,10 @@ impl Worker {
         status.free_blocks = self.scheduler.blocks().num_free();
         status.idle_blocks = self.scheduler.blocks().num_idle();
         drop(status);
+        let mut running = self.shared.running();
+        running.clear();
+        running.extend(self.scheduler.running().filter_map(|id| Some(self.sequences.get(&id)?.running())));
+        drop(running);
         self.shared.delivery.begin();
         for (events, event) in self.outbox.drain(..) {
             // A closed stream is noticed before the next step.

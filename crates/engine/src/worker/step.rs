@@ -190,6 +190,7 @@ impl Worker {
             if !self.sequences.contains_key(&entry.sequence) {
                 continue;
             }
+            self.tell_progress(entry);
             let outcome = self.read_prompt(entry, rows.clone()).and_then(|()| {
                 if self.is_embedded(entry) {
                     return self.pool(entry, hidden);
@@ -214,6 +215,15 @@ impl Worker {
                 let key = self.sequences[&entry.sequence].request;
                 self.fail(key, &error);
             }
+        }
+    }
+
+    /// Tells how much of a prompt is computed, if that is asked for.
+    fn tell_progress(&mut self, entry: &StepEntry) {
+        let key = self.sequences[&entry.sequence].request;
+        let Some(request) = self.requests.get_mut(&key) else { return };
+        if let Some(event) = request.progress(entry.tokens.end, Instant::now()) {
+            self.outbox.push((request.events.clone(), event));
         }
     }
 

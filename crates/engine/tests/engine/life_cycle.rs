@@ -106,7 +106,7 @@ fn drained_can_be_awaited_by_several() {
                 Event::Text { text: piece, .. } | Event::Finished { text: piece, .. } => text.push_str(&piece),
                 Event::Done(usage) => assert_eq!(usage.completion_tokens, 6),
                 Event::Failed(error) => panic!("{error}"),
-                Event::PromptLogprobs(_) | Event::Embedding(_) => {}
+                Event::PromptLogprobs(_) | Event::PromptProgress { .. } | Event::Embedding(_) => {}
             }
         }
         assert_eq!(text, "Hello");

@@ -104,6 +104,10 @@ pub(super) fn shared_fields() -> Vec<Named> {
         ("stream", boolean("Answer with server-sent events.")),
         ("stream_options", stream_options()),
         (
+            "return_progress",
+            boolean("llama.cpp's: a stream tells how much of its prompt is computed; not on messages and responses."),
+        ),
+        (
             "prompt_logprobs",
             integer_in(0, most_logprobs(), "vLLM's: log-probabilities of the prompt's tokens; not in streams."),
         ),
@@ -397,6 +401,10 @@ pub(super) fn timings() -> Named {
     ("timings", reference_as("Timings", "Where the time went."))
 }
 
+fn progress() -> Named {
+    ("prompt_progress", reference_as("PromptProgress", "With return_progress; then there are no choices."))
+}
+
 fn usage_of_chunk() -> Named {
     ("usage", nullable(any_of(vec![reference("Usage"), reference("UsageSoFar")], "")))
 }
@@ -467,7 +475,7 @@ fn chat_chunk() -> Value {
         &["index", "delta", "logprobs", "finish_reason"],
     );
     let mut rest = of_prompt();
-    rest.extend([usage_of_chunk(), timings()]);
+    rest.extend([usage_of_chunk(), timings(), progress()]);
     enveloped("chat.completion.chunk", choice, Vec::new(), rest)
 }
 
@@ -498,7 +506,7 @@ fn completion(kind: &str, is_whole: bool) -> Value {
     if is_whole {
         enveloped(kind, choice, vec![("usage", reference("Usage"))], vec![timings_of_prompts()])
     } else {
-        enveloped(kind, choice, Vec::new(), vec![usage_of_chunk(), timings_of_prompts()])
+        enveloped(kind, choice, Vec::new(), vec![usage_of_chunk(), timings_of_prompts(), progress()])
     }
 }
 

@@ -40,7 +40,7 @@ pub(super) fn components() -> Vec<Named> {
 
 /// The shared fields that these endpoints refuse.
 pub(super) fn without_several(fields: Vec<Named>) -> Vec<Named> {
-    let refused = |name: &str| ["n", "prompt_logprobs", "return_token_ids"].contains(&name);
+    let refused = |name: &str| ["n", "prompt_logprobs", "return_token_ids", "return_progress"].contains(&name);
     let note = |(name, schema)| {
         if refused(name) { (name, json!({ "description": "Not supported here." })) } else { (name, schema) }
     };

@@ -7,8 +7,8 @@ use super::Operation;
 use super::generation::shared_fields;
 use super::info::asked;
 use super::schema::{
-    Named, all, any_of, array, boolean, ids, integer, integer_from, integer_in, map, number, number_in, object, one_of,
-    reference, string, strings,
+    Named, all, also, any_of, array, boolean, ids, integer, integer_from, integer_in, map, number, number_in, object,
+    one_of, reference, string, strings,
 };
 use crate::api::native::{HARMLESS, REFUSED};
 use crate::limits::MAX_CHOICES;
@@ -17,10 +17,17 @@ const TAG: &str = "llama-server";
 
 /// POST /completion.
 pub(crate) fn completion() -> Operation {
-    let one = || reference("NativeCompletion");
+    let one = || any_of(vec![reference("NativeCompletion"), chosen()], "");
     let answer = any_of(vec![one(), array(one(), "")], "An array where there are several prompts or choices.");
     let event = any_of(vec![reference("NativePart"), one(), reference("Error")], "");
     Operation::post(TAG, "Continue prompts, in llama-server's way", reference("NativeRequest"), answer).streamed(event)
+}
+
+/// An answer with `response_fields`, which are not all.
+fn chosen() -> Value {
+    let mut some = map("With response_fields: those, under the names that they are asked for by.");
+    some["not"] = json!({ "required": whole()["required"] });
+    some
 }
 
 /// GET /props.
@@ -56,6 +63,18 @@ pub(crate) fn slots() -> Operation {
         ("speculative", boolean("Whether next tokens are guessed.")),
         ("is_processing", boolean("Requests have no fixed places: the first ones are those that are taken.")),
     ]);
+    let next = all(vec![
+        ("has_next_token", json!({ "const": true })),
+        ("n_remain", integer("Tokens that the choice may have besides.")),
+        ("n_decoded", integer("Tokens generated.")),
+    ]);
+    let of_running = vec![
+        ("id_task", integer("The number of the request; its choices have the same.")),
+        ("n_prompt_tokens", integer("Tokens of the prompt.")),
+        ("params", reference("NativeSettings")),
+        ("next_token", next),
+    ];
+    let slot = also(slot, of_running);
     let answer = array(slot, "One for each place of the batch.");
     Operation::get(TAG, "The places of the batch", answer)
         .with_query(vec![asked(), ("fail_on_no_slot", string("1: a 503 when every place is taken."))])
@@ -110,6 +129,13 @@ fn request() -> Value {
             ),
         ),
         ("logprobs", integer_in(0, i64::from(MAX_LOGPROBS), "Another name of n_probs.")),
+        (
+            "response_fields",
+            strings(
+                "The fields that answers shall have; generation_settings/n_predict is one of a field. Without any, all.",
+            ),
+        ),
+        ("n_indent", integer_from(0, "End the answer where a line after its first begins with fewer blanks.")),
         ("return_tokens", boolean("Tell the ids of the answer's tokens; streams always do.")),
     ];
     let own: Vec<&str> = fields.iter().map(|(name, _)| *name).collect();
@@ -162,7 +188,7 @@ fn with_probabilities(mut fields: Vec<Named>) -> Value {
 }
 
 fn part() -> Value {
-    with_probabilities(vec![
+    let part = with_probabilities(vec![
         ("index", integer("Which answer.")),
         ("content", string("The next of the text.")),
         ("tokens", ids("Its tokens.")),
@@ -170,7 +196,8 @@ fn part() -> Value {
         ("id_slot", integer("-1: requests have no fixed places.")),
         ("tokens_predicted", integer("So far.")),
         ("tokens_evaluated", integer("Tokens of the prompt.")),
-    ])
+    ]);
+    also(part, vec![("prompt_progress", reference("PromptProgress"))])
 }
 
 fn whole() -> Value {

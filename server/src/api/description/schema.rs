@@ -153,6 +153,14 @@ pub(super) fn components() -> Vec<Named> {
     let timings = vec![
         ("queue_ms", number("From arrival to the first step.")),
         ("cache_n", integer("Tokens of the prompt that were not computed again.")),
+        (
+            "cache_miss_reason",
+            nullable(string(
+                "Why the prefix cache had no more: new (nothing else like it was kept), departs at token N (that one differs from all \
+                 kept prompts that begin like this one, and whole blocks are shared), evicted (its memory was needed). Null where every \
+                 full block was there.",
+            )),
+        ),
         ("prompt_n", integer("Tokens of the prompt.")),
         ("prompt_ms", number("From the first step to the first token.")),
         ("prompt_per_token_ms", number("The same for each token of the prompt.")),
@@ -195,6 +203,16 @@ pub(super) fn components() -> Vec<Named> {
             )]),
         ),
     ]);
+    let progress = object(
+        vec![
+            ("total", integer("Tokens of the prompt.")),
+            ("cache", integer("Of those, the ones that the prefix cache spared.")),
+            ("processed", integer("And all that need not be computed any more.")),
+            ("time_ms", integer("Since the first step that computed some of it.")),
+            ("prompt", integer("Which prompt of several; not on /completion, whose index tells.")),
+        ],
+        &["total", "cache", "processed", "time_ms"],
+    );
     let usage_so_far = all(vec![
         ("prompt_tokens", integer("Tokens of all prompts.")),
         ("completion_tokens", integer("Tokens of all answers so far.")),
@@ -205,5 +223,6 @@ pub(super) fn components() -> Vec<Named> {
         ("Timings", all(timings)),
         ("Usage", usage),
         ("UsageSoFar", usage_so_far),
+        ("PromptProgress", progress),
     ]
 }

@@ -32,9 +32,6 @@ type Refused = (&'static str, fn(&Value) -> bool);
 /// Parameters that are refused unless they are off, besides those that no endpoint has.
 pub(crate) const REFUSED: &[Refused] = &[
     ("post_sampling_probs", is_off),
-    ("return_progress", is_off),
-    ("response_fields", is_empty),
-    ("n_indent", is_off),
     ("grammar_lazy", is_off),
     ("grammar_triggers", is_empty),
     ("preserved_tokens", is_empty),
@@ -84,6 +81,10 @@ pub(crate) struct Prepared {
     pub(super) texts: Vec<String>,
     /// `generation_settings`.
     pub(super) settings: Value,
+    /// `response_fields`; without any an answer has all of them.
+    pub(super) response_fields: Vec<String>,
+    /// `n_indent`.
+    pub(super) least_indent: usize,
     pub(super) ignored: Vec<String>,
 }
 
@@ -114,7 +115,8 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
     let texts: Vec<String> = prompts.iter().map(|tokens| served.model.tokenizer.decode(tokens, false)).collect();
     let settings = shape::settings(&parameters.sampling, parameters.stream);
     check_told(&texts, &settings, parameters.num_choices)?;
-    Ok(Prepared { parameters, prompts, texts, settings, ignored })
+    let Own { response_fields, least_indent, .. } = own;
+    Ok(Prepared { parameters, prompts, texts, settings, response_fields, least_indent, ignored })
 }
 
 /// Every choice's answer repeats its prompt and the settings.
@@ -156,6 +158,8 @@ struct Own {
     seed: Option<Value>,
     repeat_last_n: Option<i64>,
     samplers: Option<Vec<&'static str>>,
+    response_fields: Vec<String>,
+    least_indent: usize,
 }
 
 impl Own {
@@ -177,6 +181,8 @@ impl Own {
                 .filter(|seed| integer_of(seed).is_none_or(|seed| seed != -1 && seed != ANY_SEED as i64)),
             repeat_last_n: fields.integer("repeat_last_n", -1..=i64::from(i32::MAX))?,
             samplers: samplers(fields)?,
+            response_fields: response_fields(fields)?,
+            least_indent: fields.integer("n_indent", 0..=i64::MAX)?.map_or(0, |num| num as usize),
         })
     }
 
@@ -268,6 +274,19 @@ fn leave_out(sampling: &mut SamplingParams, named: &[&str]) {
             _ => {}
         }
     }
+}
+
+/// `response_fields`: names, and paths with slashes to fields of fields.
+fn response_fields(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    const FIELD: &str = "response_fields";
+    let path = |item: Value| match item {
+        Value::String(path) => Ok(path),
+        other => {
+            let message = format!("{FIELD} must be an array of strings, and has {}", show(&other));
+            Err(ApiError::invalid(FIELD, message))
+        }
+    };
+    fields.array(FIELD)?.unwrap_or_default().into_iter().map(path).collect()
 }
 
 /// `samplers`: names in the order of [`SAMPLERS`].

@@ -6,9 +6,10 @@ use serde_json::{Value, json};
 use taper_engine::{FinishReason, SamplingParams, TokenLogprobs};
 use taper_text::{Detokenizer, Tokenizer};
 
+use super::indent::Indent;
 use super::request::{ANY_SEED, Prepared, SAMPLERS};
 use crate::answer::{self, AnswerPiece};
-use crate::generation::{Piece, Totals};
+use crate::generation::{Piece, Progress, Totals};
 use crate::state::Served;
 use crate::token_json::{Details, TokenWriter};
 
@@ -54,6 +55,7 @@ pub(super) fn settings(sampling: &SamplingParams, stream: bool) -> Value {
 struct Choice {
     piece: Piece,
     reason: Option<FinishReason>,
+    indent: Option<Indent>,
 }
 
 struct Prompt {
@@ -70,6 +72,7 @@ pub(super) struct Native {
     model: String,
     context_len: usize,
     settings: Value,
+    response_fields: Vec<String>,
     sampling: SamplingParams,
     returns_tokens: bool,
     prompt_only: bool,
@@ -79,7 +82,7 @@ pub(super) struct Native {
 
 impl Native {
     pub(super) fn new(served: &Served, request: &Prepared) -> Self {
-        let Prepared { parameters, prompts, texts, settings, .. } = request;
+        let Prepared { parameters, prompts, texts, settings, response_fields, .. } = request;
         let prompt = |(text, tokens): (&String, &Vec<u32>)| Prompt {
             text: text.clone(),
             num_tokens: tokens.len(),
@@ -94,11 +97,17 @@ impl Native {
             model: served.model.id.clone(),
             context_len: served.model.context_len.min(served.model.engine.limits().context_len),
             settings: settings.clone(),
+            response_fields: response_fields.clone(),
             sampling: parameters.sampling.clone(),
             returns_tokens: parameters.details.token_ids,
             prompt_only: parameters.prompt_only,
             prompts,
-            choices: std::iter::repeat_with(Choice::default).take(num_choices).collect(),
+            choices: std::iter::repeat_with(|| Choice {
+                indent: Indent::new(request.least_indent),
+                ..Choice::default()
+            })
+            .take(num_choices)
+            .collect(),
         }
     }
 
@@ -108,6 +117,19 @@ impl Native {
 
     pub(super) fn finish(&mut self, choice: usize, reason: FinishReason) {
         self.choices[choice].reason = Some(reason);
+    }
+
+    pub(super) fn is_finished(&self, choice: usize) -> bool {
+        self.choices[choice].reason.is_some()
+    }
+
+    pub(super) fn are_finished(&self) -> bool {
+        self.choices.iter().all(|choice| choice.reason.is_some())
+    }
+
+    /// Where more of a choice's text ends because of its indentation.
+    pub(super) fn end_of(&mut self, choice: usize, text: &str) -> Option<usize> {
+        self.choices[choice].indent.as_mut().and_then(|indent| indent.end_of(text))
     }
 
     pub(super) fn note_totals(&mut self, prompt: usize, totals: Option<Totals>) {
@@ -133,6 +155,13 @@ impl Native {
         part
     }
 
+    /// A part that tells how much of the prompt of a choice is computed.
+    pub(super) fn progress(&self, choice: usize, progress: &Progress) -> Value {
+        let mut part = self.part(choice, &Piece::default());
+        part["prompt_progress"] = answer::prompt_progress(progress);
+        part
+    }
+
     fn add_probabilities(&self, body: &mut Value, logprobs: &[TokenLogprobs]) {
         if self.sampling.logprobs.is_some() {
             body["completion_probabilities"] = logprobs.iter().map(|found| self.probability(found)).collect();
@@ -150,7 +179,7 @@ impl Native {
     /// The whole answer: an object, or an array of them where there are several choices. One after another, because as a value
     /// it takes many times the memory.
     pub(super) fn write(&self) -> String {
-        let mut texts = (0..self.choices.len()).map(|choice| self.whole(choice).to_string());
+        let mut texts = (0..self.choices.len()).map(|choice| self.chosen(self.whole(choice)).to_string());
         if self.choices.len() == 1 {
             return texts.next().unwrap_or_default();
         }
@@ -168,7 +197,7 @@ impl Native {
     /// A choice with its text.
     fn whole(&self, choice: usize) -> Value {
         let piece = &self.choices[choice].piece;
-        let mut body = self.last_word(choice);
+        let mut body = self.ending(choice);
         body["content"] = piece.text.as_str().into();
         if self.returns_tokens {
             body["tokens"] = json!(piece.tokens);
@@ -177,12 +206,29 @@ impl Native {
         body
     }
 
-    /// The last part of a choice's stream: all but its text, which the parts before had.
+    /// The last part of a choice's stream.
     pub(super) fn last_word(&self, choice: usize) -> Value {
+        self.chosen(self.ending(choice))
+    }
+
+    /// Of an answer the fields that were asked for, under the names that they were asked for by.
+    fn chosen(&self, body: Value) -> Value {
+        if self.response_fields.is_empty() {
+            return body;
+        }
+        let field = |path: &String| {
+            let found = path.split('/').try_fold(&body, |value, name| value.as_object()?.get(name))?;
+            Some((path.clone(), found.clone()))
+        };
+        self.response_fields.iter().filter_map(field).collect()
+    }
+
+    /// All of a choice but its text, which the parts of a stream had.
+    fn ending(&self, choice: usize) -> Value {
         let prompt = self.prompt_of(choice);
-        let Choice { piece, reason } = &self.choices[choice];
+        let Choice { piece, reason, .. } = &self.choices[choice];
         let num_predicted = if self.prompt_only { 0 } else { piece.tokens.len() };
-        let (stop_type, stopping_word) = self.end_of(choice);
+        let (stop_type, stopping_word) = self.stop_of(choice);
         let is_full = *reason == Some(FinishReason::Length) && prompt.num_tokens + num_predicted >= self.context_len;
         json!({
             "index": choice,
@@ -205,7 +251,7 @@ impl Native {
     }
 
     /// (`stop_type`, `stopping_word`).
-    fn end_of(&self, choice: usize) -> (&'static str, &str) {
+    fn stop_of(&self, choice: usize) -> (&'static str, &str) {
         match self.choices[choice].reason {
             None => ("none", ""),
             Some(FinishReason::Length) => ("limit", ""),
