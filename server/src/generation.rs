@@ -20,6 +20,7 @@ use tokio::time::Sleep;
 use crate::access_log::Cost;
 use crate::answer::{AnswerPiece, Source};
 use crate::errors::ApiError;
+use crate::limits::MAX_ALL_CHOICES;
 use crate::parameters::Parameters;
 use crate::predict_limit::PredictLimit;
 use crate::slots::{SlotGuard, SlotRequest, Slots};
@@ -204,6 +205,16 @@ impl Generation {
         prompt_param: &'static str,
         (active, time_limit): (ActiveGuard, TimeLimit),
     ) -> Result<Self, ApiError> {
+        let num_choices = prompts.len().saturating_mul(parameters.sampling.n);
+        if num_choices > MAX_ALL_CHOICES {
+            let message = format!(
+                "{} prompts with {} choices each are {num_choices} choices, and at most {MAX_ALL_CHOICES} are taken in one request; ask \
+                 about fewer prompts at a time, or for fewer choices",
+                prompts.len(),
+                parameters.sampling.n
+            );
+            return Err(ApiError::invalid("n", message));
+        }
         let engine = served.model.engine.clone();
         let context_len = served.model.context_len.min(engine.limits().context_len);
         if let Some(too_long) = prompts.iter().find(|tokens| tokens.len() >= context_len) {

@@ -91,8 +91,10 @@ pub mod limits {
     pub const MAX_PROMPTS: usize = 512;
     /// Inputs in one request for embeddings, as in OpenAI's interface.
     pub const MAX_INPUTS: usize = 2048;
-    /// Choices per prompt (`n`, `best_of`).
-    pub const MAX_CHOICES: u64 = 16;
+    /// Choices per prompt (`n`, `best_of`), as in OpenAI's interface.
+    pub const MAX_CHOICES: u64 = 128;
+    /// Choices of all prompts of one request together. Each takes memory until all are complete, those that have long ended too.
+    pub const MAX_ALL_CHOICES: usize = 8192;
     /// Bytes, by a rough estimate, that one answer tells of its prompts, over all its choices: log-probabilities, ids of
     /// tokens, the text itself. A prompt costs little to compute: without a limit one request could have gigabytes written.
     pub const MAX_PROMPT_DETAIL_BYTES: usize = 64 << 20;

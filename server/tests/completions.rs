@@ -206,3 +206,15 @@ async fn an_answer_ends_at_a_line_break_when_its_own_time_is_over() {
     let body = complete(&state(), json!({ "t_max_predict_ms": 1, "max_tokens": 64 })).await.json();
     assert_eq!(body["choices"][0]["finish_reason"], "stop");
 }
+
+#[tokio::test]
+async fn as_many_choices_are_answered_as_may_be_asked_for() {
+    let state = state();
+    let body = complete(&state, json!({ "n": 128, "max_tokens": 3, "temperature": 0 })).await.json();
+    let choices = body["choices"].as_array().unwrap_or_else(|| panic!("{body}"));
+    assert_eq!((choices.len(), &body["usage"]["completion_tokens"]), (128, &json!(3 * 128)));
+    assert!(choices.iter().all(|choice| choice["text"] == choices[0]["text"]));
+    let answer = complete(&state, json!({ "prompt": vec!["a"; 65], "n": 128 })).await;
+    assert_eq!((answer.status.as_u16(), &answer.error()["param"]), (400, &json!("n")));
+    assert!(answer.error()["message"].as_str().unwrap().contains("8320 choices"), "{}", answer.body);
+}

@@ -330,7 +330,7 @@ async fn values_that_mean_nothing_are_refused_by_name() {
         (json!({ "n_predict": -1, "max_tokens": 4 }), "n_predict", "max_completion_tokens) is 4"),
         (json!({ "n_predict": 0, "max_completion_tokens": 4 }), "n_predict", "give one of them"),
         (json!({ "n_probs": 21 }), "n_probs", "between 0 and 20"),
-        (json!({ "n_cmpl": 17 }), "n_cmpl", "between 1 and 16"),
+        (json!({ "n_cmpl": 129 }), "n_cmpl", "between 1 and 128"),
         (json!({ "temperature": 3 }), "temperature", "between -1 and 2"),
         (json!({ "seed": "x" }), "seed", "integer"),
         (json!({ "logit_bias": 5 }), "logit_bias", "object or an array"),
