@@ -92,6 +92,18 @@ fn an_answer_is_the_same_before_and_after_its_model_made_room() {
 }
 
 #[test]
+fn a_single_model_gives_its_memory_back_until_it_is_asked_for_again() {
+    let (_folder, first, _) = models();
+    let server = serve(&first, &[], &[]);
+    let before = answer(&server, "first");
+    assert_eq!(server.post("/models/unload", &json!({ "model": "first" })), (200, json!({ "success": true })));
+    assert_eq!(states(&server), of(&[("first", "unloaded")]));
+    assert_eq!(server.get("/health").0, 200);
+    assert_eq!(answer(&server, "first"), before);
+    assert_eq!(states(&server), of(&[("first", "loaded")]));
+}
+
+#[test]
 fn many_first_requests_are_answered_by_one_load() {
     let (_folder, first, second) = models();
     let server = serve(&first, &[("second", &second)], &[]);

@@ -6,8 +6,8 @@ use axum::routing::{self, MethodRouter};
 
 use crate::api::description::{self as describe, Operation};
 use crate::api::{
-    chat_completions, completions, embeddings, health, loads, messages, metrics, models, native, ollama, responses,
-    server_info, tokens,
+    chat_completions, completions, embeddings, health, loads, messages, metrics, model_control, models, native, ollama,
+    responses, server_info, tokens,
 };
 use crate::state::ServerState;
 
@@ -49,6 +49,10 @@ pub(crate) fn routes() -> Vec<Route> {
         get("/tokenizer_info", tokens::info, describe::tokens::info),
         get("/v1/models", models::list, describe::info::models),
         get("/v1/models/{*id}", models::get, describe::info::model),
+        post("/v1/models/reload", model_control::reload_by_id, describe::model_control::reload_by_id),
+        post("/v1/models/unload", model_control::unload_by_id, describe::model_control::unload_by_id),
+        post("/models/load", model_control::load, describe::model_control::load),
+        post("/models/unload", model_control::unload, describe::model_control::unload),
         get("/live", server_info::live, describe::info::live),
         get("/health", health::health, describe::info::health),
         get("/v1/health", health::health, describe::info::health),

@@ -141,12 +141,18 @@ impl ServerState {
         self.0.models.declare(models, limits, loader);
     }
 
-    /// Loads the first model that was declared and begins to serve; its engine. Blocks.
+    /// Loads the first model that was declared and begins to serve. Blocks.
     ///
     /// # Errors
     /// What the loader says; requests are refused with it.
-    pub fn load_first(&self) -> Result<EngineHandle, String> {
+    pub fn load_first(&self) -> Result<(), String> {
         self.0.models.load_first()
+    }
+
+    /// Waits until the engine of the only model has crashed, for ever where there are several models: a crashed one of these is loaded
+    /// anew.
+    pub async fn crashed(&self) {
+        self.0.models.crashed().await;
     }
 
     /// Begins to serve `model`, as the first one.
@@ -270,7 +276,7 @@ impl ServerState {
     /// Counts a generation request until the guard is dropped.
     pub(crate) fn begin(&self) -> ActiveGuard {
         self.0.active.send_modify(|count| *count += 1);
-        ActiveGuard { state: self.clone(), lease: None }
+        ActiveGuard { state: self.clone(), lease: None, unloads: false }
     }
 
     /// True the first time it is asked about `name`.
@@ -285,6 +291,8 @@ pub(crate) struct ActiveGuard {
     state: ServerState,
     /// Its hold on its model.
     lease: Option<Lease>,
+    /// Whether the model is unloaded after it, if nobody else uses it.
+    unloads: bool,
 }
 
 impl ActiveGuard {
@@ -292,11 +300,25 @@ impl ActiveGuard {
     pub(crate) fn hold(&mut self, lease: Lease) {
         self.lease = Some(lease);
     }
+
+    /// Lets the model go before the request is over; its place.
+    pub(crate) fn release(&mut self) -> Option<usize> {
+        self.lease.take().map(|lease| lease.index())
+    }
+
+    /// Has the model unloaded when the request is over, unless others use it then.
+    pub(crate) fn unload_after(&mut self) {
+        self.unloads = true;
+    }
 }
 
 impl Drop for ActiveGuard {
     fn drop(&mut self) {
-        self.lease = None;
+        if let Some(index) = self.release()
+            && self.unloads
+        {
+            self.state.models().unload_idle(index);
+        }
         self.state.0.active.send_modify(|count| *count -= 1);
     }
 }

@@ -4,11 +4,12 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 use support::*;
-use taper_engine::EngineConfig;
-use taper_server::{ServerFacts, ServerState, Timeouts};
+use taper_engine::{Engine, EngineConfig};
+use taper_server::{DeclaredModel, LoadedModel, ModelLimits, ModelLoader, ServedModel, ServerFacts, ServerState, Tell};
 
 async fn document(state: &ServerState) -> Value {
     let answer = get(state, "/openapi.json").await;
@@ -130,7 +131,44 @@ fn samples() -> Vec<(&'static str, &'static str, Value)> {
     for path in ["/props", "/slots", "/loads", "/v1/loads", "/metrics", "/openapi.json", "/docs"] {
         samples.push(("get", path, Value::Null));
     }
+    // Of each two, the second brings back what the first has changed.
+    for (unload, load, field) in
+        [("/models/unload", "/models/load", "model"), ("/v1/models/unload", "/v1/models/reload", "model_id")]
+    {
+        samples.extend([unload, load].map(|path| ("post", path, json!({ field: "tiny" }))));
+    }
     samples
+}
+
+/// Loads the model of the tests as often as somebody asks.
+struct Loader;
+
+impl ModelLoader for Loader {
+    fn load(&self, _index: usize, _tell: Tell) -> Result<LoadedModel, String> {
+        let Vocabulary { tokenizer, template } = vocabulary();
+        let runner = replying(REPLY).with_states(4, |tokens, row| row.fill(tokens.len() as f32));
+        let model = ServedModel {
+            id: MODEL.to_owned(),
+            engine: Engine::start(Box::new(runner), tokenizer.clone(), EngineConfig::default()),
+            tokenizer,
+            template: Some(template),
+            context_len: limits().context_len,
+            created_unix: 1_700_000_000,
+            fingerprint: FINGERPRINT.to_owned(),
+            deterministic: true,
+        };
+        Ok(LoadedModel { model, facts: ServerFacts::default() })
+    }
+}
+
+/// A server that unloads its model and loads it again.
+fn loading_state() -> ServerState {
+    let (id, aliases) = (MODEL.to_owned(), vec!["tiny".to_owned()]);
+    let model = DeclaredModel { id, aliases, created_unix: 0, max_bytes: 0, facts: ServerFacts::default() };
+    let state = ServerState::new();
+    state.declare(vec![model], ModelLimits::default(), Arc::new(Loader));
+    state.load_first().unwrap();
+    state
 }
 
 /// No object has a field that its schema does not name.
@@ -162,8 +200,7 @@ fn check(value: &Value, validator: &jsonschema::Validator, what: &str) {
 
 #[tokio::test]
 async fn every_answer_has_the_form_that_is_described() {
-    let runner = replying(REPLY).with_states(4, |tokens, row| row.fill(tokens.len() as f32));
-    let (state, _engine) = state_with(runner, EngineConfig::default(), Timeouts::default());
+    let state = loading_state();
     let document = document(&state).await;
     let mut described: BTreeSet<(String, String)> = BTreeSet::new();
     for (path, methods) in document["paths"].as_object().unwrap() {
@@ -233,6 +270,8 @@ async fn every_error_has_the_form_that_is_described() {
         (&ready, "post", "/v1/responses", json!({ "input": 5 })),
         (&ready, "post", "/api/chat", json!({ "messages": 5 })),
         (&ready, "post", "/api/embed", json!({ "input": "a" })),
+        (&ready, "post", "/models/unload", json!({ "model": "tiny" })),
+        (&ready, "post", "/v1/models/reload", json!({ "model": "tiny" })),
         (&loading, "get", "/api/tags", Value::Null),
         (&loading, "get", "/health", Value::Null),
         (&loading, "get", "/v1/loads", Value::Null),

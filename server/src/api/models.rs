@@ -47,6 +47,9 @@ fn card(told: &Told<'_>) -> Value {
         }
     }
     let status = match &told.state {
+        ToldState::Loaded(_) if told.is_leaving => {
+            json!({ "value": "loaded", "reason": "it is unloaded once its requests have ended" })
+        }
         ToldState::Loaded(_) => json!({ "value": "loaded" }),
         ToldState::Unloaded => json!({ "value": "unloaded" }),
         ToldState::Loading(reason) => json!({ "value": "loading", "reason": reason }),

@@ -30,7 +30,7 @@ fn card() -> Value {
         vec![
             ("value", one_of(&["loaded", "loading", "unloaded"], "Whether requests wait for it.")),
             ("failed", boolean("Whether its latest load has failed.")),
-            ("reason", string("Why, or how far a load is.")),
+            ("reason", string("Why, how far a load is, or that it is to be unloaded.")),
         ],
         &["value"],
     );

@@ -144,7 +144,11 @@ fn keep_alive() -> Named {
     let kinds = vec![json!({ "type": "number" }), json!({ "type": "string" })];
     (
         "keep_alive",
-        any_of(kinds, "Accepted: the model stays loaded. 0 without anything to answer is answered as an unload."),
+        any_of(
+            kinds,
+            "0 unloads the model: with nothing to answer once those that use it have ended, else after the answer if nobody else uses \
+             it. Any other value leaves it loaded.",
+        ),
     )
 }
 
