@@ -107,7 +107,7 @@ impl Window {
                     self.waiting.push_front((input, tokens));
                     break;
                 }
-                Err(error) => return Err(ApiError::from_submit(error, "input")),
+                Err(error) => return Err(ApiError::of_engine(&self.engine, error, "input")),
             }
         }
         Ok(())

@@ -225,7 +225,7 @@ impl Generation {
                     self.pause = Some(Box::pin(tokio::time::sleep(QUEUE_PAUSE)));
                     break;
                 }
-                Err(error) => return Err(ApiError::from_submit(error, self.prompt_param)),
+                Err(error) => return Err(ApiError::of_engine(&self.engine, error, self.prompt_param)),
             }
         }
         Ok(())

@@ -27,6 +27,7 @@ mod facts;
 mod fields;
 mod generation;
 mod grammar_fields;
+mod http_metrics;
 mod io_timeout;
 mod middleware;
 mod mixed_prompt;

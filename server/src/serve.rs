@@ -222,9 +222,10 @@ impl Door {
         let router = if is_crowded { &self.crowded } else { &self.router };
         let service = TowerToHyperService::new(router.clone());
         let acceptor = config.tls.as_ref().map(Tls::acceptor);
+        let open = self.state.http().connect(is_crowded);
         let stream = WriteTimeout::new(stream, timeouts.write_stall);
         async move {
-            let _place = place;
+            let _held = (place, open);
             let stream: Box<dyn Stream> = match acceptor {
                 None => Box::new(stream),
                 Some(acceptor) => match tokio::time::timeout(header, acceptor.accept(stream)).await {

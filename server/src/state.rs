@@ -12,6 +12,7 @@ use crate::chat::Dialect;
 use crate::config::ServerConfig;
 use crate::errors::ApiError;
 use crate::facts::{ServerFacts, Throughput};
+use crate::http_metrics::HttpMetrics;
 use crate::models::{DeclaredModel, Lease, ModelLimits, ModelLoader, Models};
 use crate::rate_limit::RateLimiter;
 use crate::timeouts::Timeouts;
@@ -90,6 +91,7 @@ struct Shared {
     config: ServerConfig,
     rate_limiter: Option<RateLimiter>,
     work: Work,
+    http: Arc<HttpMetrics>,
 }
 
 /// The state of a server. Clones share it.
@@ -123,6 +125,7 @@ impl ServerState {
             logged: Mutex::new(BTreeSet::new()),
             rate_limiter: config.rate_limit.map(RateLimiter::new),
             work: Work::new(config.max_body_bytes),
+            http: HttpMetrics::new(),
             config,
         }))
     }
@@ -232,6 +235,11 @@ impl ServerState {
 
     pub(crate) fn work(&self) -> &Work {
         &self.0.work
+    }
+
+    /// What is counted of requests, whatever model they are for.
+    pub(crate) fn http(&self) -> &Arc<HttpMetrics> {
+        &self.0.http
     }
 
     /// The models.

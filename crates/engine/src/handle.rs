@@ -11,7 +11,8 @@ use crate::sync::mpsc::{Sender, channel};
 use crate::sync::{Builder, JoinHandle, Mutex, MutexGuard};
 use crate::worker::{Command, Worker};
 use crate::{
-    EmbeddingRequest, Embeddings, EventStream, ItlTarget, Request, Runner, RunnerLimits, SamplingParams, SubmitError,
+    EmbeddingRequest, Embeddings, EventStream, ItlTarget, QueueLimit, Request, Runner, RunnerLimits, SamplingParams,
+    SubmitError,
 };
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -90,6 +91,8 @@ pub struct EngineStatus {
     pub running: usize,
     /// Sequences that wait, those on their way to the engine included.
     pub queued: usize,
+    /// Of those, the ones that wait for blocks of the KV cache which another sequence computes or the disk gives; the others wait for room.
+    pub deferred: usize,
     /// KV blocks that nobody holds.
     pub free_blocks: usize,
     /// Of those, the ones that the prefix cache would find.
@@ -287,8 +290,10 @@ impl EngineHandle {
         let queued_tokens = inner.shared.queued_tokens.load(Ordering::Acquire);
         let is_too_long =
             queued_tokens > 0 && queued_tokens.saturating_add(num_tokens) > inner.config.max_queued_tokens;
-        if is_too_long || inner.shared.live.load(Ordering::Acquire) + num_choices > inner.max_live {
-            return Err(SubmitError::QueueFull { retry_after_s: self.retry_after_s() });
+        let are_too_many = inner.shared.live.load(Ordering::Acquire) + num_choices > inner.max_live;
+        if are_too_many || is_too_long {
+            let limit = if are_too_many { QueueLimit::Requests } else { QueueLimit::Tokens };
+            return Err(SubmitError::QueueFull { limit, retry_after_s: self.retry_after_s() });
         }
         inner.shared.live.fetch_add(num_choices, Ordering::AcqRel);
         inner.shared.queued_tokens.fetch_add(num_tokens, Ordering::AcqRel);
@@ -339,6 +344,8 @@ impl EngineHandle {
     pub fn status(&self) -> EngineStatus {
         let mut status = *self.0.shared.status();
         status.queued = self.0.shared.live.load(Ordering::Acquire).saturating_sub(status.running);
+        // It is as of the latest step, and some of them may be gone by now.
+        status.deferred = status.deferred.min(status.queued);
         status.is_draining = self.0.door().is_draining;
         status
     }

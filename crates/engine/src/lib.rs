@@ -47,6 +47,6 @@ pub use sampler::{InvalidLogits, Sampled, Sampler, Scratch, TokenLogprobs};
 pub use scheduler::{
     Admission, Arrival, KnownRows, Scheduler, SchedulerConfig, SequenceId, Step, StepEntry, StepLimits,
 };
-pub use submit::{EmbeddingRequest, Request, SubmitError};
+pub use submit::{EmbeddingRequest, QueueLimit, Request, SubmitError};
 /// How a prompt becomes a vector, and how that gets the length 1.
 pub use taper_models::{Pooling, normalize};

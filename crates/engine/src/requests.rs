@@ -3,7 +3,7 @@
 use crate::event::EventSender;
 use crate::metrics::{ChoiceClock, EngineMetrics, FinishedChoice};
 use crate::scheduler::SequenceId;
-use crate::sequence::Accepted;
+use crate::sequence::{Accepted, Sequence};
 use crate::{FinishReason, InvalidLogits, Request, Timings, TokenLogprobs, Usage};
 use std::time::{Duration, Instant};
 use taper_models::Pooler;
@@ -66,6 +66,8 @@ pub(crate) struct ActiveRequest {
     pub(crate) prompt_tokens: usize,
     cached_tokens: usize,
     completion_tokens: usize,
+    /// Of its longest choice that ended.
+    longest_choice: u64,
     guessed_tokens: usize,
     right_guesses: usize,
     recomputed_rows: u64,
@@ -89,6 +91,7 @@ impl ActiveRequest {
             prompt_tokens: request.prompt_tokens.len(),
             cached_tokens: 0,
             completion_tokens: 0,
+            longest_choice: 0,
             guessed_tokens: 0,
             right_guesses: 0,
             recomputed_rows: 0,
@@ -147,9 +150,18 @@ impl ActiveRequest {
     }
 
     /// One of its choices, when it ends.
-    pub(crate) fn finished(&self, reason: FinishReason, clock: ChoiceClock) -> FinishedChoice {
-        let &ActiveRequest { prompt_tokens, submitted, started, .. } = self;
-        FinishedChoice { reason, clock, prompt_tokens, submitted, started }
+    pub(crate) fn finished(&mut self, reason: FinishReason, choice: &Sequence) -> FinishedChoice {
+        let &mut ActiveRequest { prompt_tokens, cached_tokens, submitted, started, .. } = self;
+        let &Sequence { clock, num_preemptions, .. } = choice;
+        let is_computed = choice.is_first() && started.is_some();
+        let computed_tokens = if is_computed { prompt_tokens - cached_tokens } else { 0 };
+        self.longest_choice = self.longest_choice.max(clock.num_tokens());
+        FinishedChoice { reason, clock, prompt_tokens, computed_tokens, num_preemptions, submitted, started }
+    }
+
+    /// Tokens of its longest choice that ended.
+    pub(crate) fn longest_choice(&self) -> u64 {
+        self.longest_choice
     }
 
     /// Seconds since it was submitted.

@@ -26,6 +26,8 @@ pub(crate) struct Sequence {
     pub(crate) undrafted: usize,
     /// When its tokens came.
     pub(crate) clock: ChoiceClock,
+    /// How often it lost its blocks to another.
+    pub(crate) num_preemptions: usize,
     /// The form that its text must have.
     pub(crate) form: Option<Form>,
     choice: usize,
@@ -90,6 +92,7 @@ impl Sequence {
             acceptance: Acceptance::default(),
             undrafted: usize::MAX / 2,
             clock: ChoiceClock::default(),
+            num_preemptions: 0,
             form: None,
             choice,
             max_len,
@@ -144,6 +147,11 @@ impl Sequence {
             logprobs: std::mem::take(&mut self.unsent_logprobs),
         });
         (event, false)
+    }
+
+    /// Whether its prompt is computed for it, and not for a choice whose blocks it shares.
+    pub(crate) fn is_first(&self) -> bool {
+        self.choice == 0
     }
 
     /// How many more tokens it may have.

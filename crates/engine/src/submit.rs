@@ -37,12 +37,36 @@ pub struct EmbeddingRequest {
     pub timeout: Option<Duration>,
 }
 
+/// How much may run and wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QueueLimit {
+    /// [`crate::EngineConfig::max_queued`], beside what runs.
+    Requests,
+    /// [`crate::EngineConfig::max_queued_tokens`].
+    Tokens,
+}
+
+impl QueueLimit {
+    /// All of them.
+    pub const ALL: [QueueLimit; 2] = [QueueLimit::Requests, QueueLimit::Tokens];
+
+    /// vLLM's name of the setting.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            QueueLimit::Requests => "max_num_queued_reqs",
+            QueueLimit::Tokens => "max_num_queued_tokens",
+        }
+    }
+}
+
 /// Why a request was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
     /// As many choices, or tokens of prompts, as allowed are running or waiting.
     #[error("the queue is full; try again in {retry_after_s} s")]
     QueueFull {
+        /// Which limit it would go beyond.
+        limit: QueueLimit,
         /// When there may be room, guessed from how long recent requests took.
         retry_after_s: u64,
     },

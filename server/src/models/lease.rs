@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use taper_engine::SubmitError;
+use taper_engine::{QueueLimit, SubmitError};
 use tokio::sync::oneshot;
 
 use super::{Inner, Models};
@@ -169,7 +169,7 @@ impl Models {
         inner.forget_crashed(index);
         inner.slots[index].check_failed()?;
         if inner.slots[index].waiters.len() >= inner.limits.max_waiting {
-            let full = SubmitError::QueueFull { retry_after_s: CROWD_RETRY_S };
+            let full = SubmitError::QueueFull { limit: QueueLimit::Requests, retry_after_s: CROWD_RETRY_S };
             return Err(ApiError::from_submit(full, "model"));
         }
         if inner.book.arrive(index, Instant::now()) {

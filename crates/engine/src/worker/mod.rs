@@ -251,6 +251,9 @@ impl Worker {
     fn note_preempted(&mut self, step: &Step) {
         for &id in &step.preempted {
             tracing::debug!(sequence = id.0, "preempted: an older sequence needed its blocks");
+            if let Some(sequence) = self.sequences.get_mut(&id) {
+                sequence.num_preemptions += 1;
+            }
             if let Some(drafter) = &mut self.drafter {
                 drafter.forget(id);
             }
@@ -262,6 +265,7 @@ impl Worker {
     fn publish(&mut self) {
         let mut status = self.shared.status();
         status.running = self.scheduler.num_running();
+        status.deferred = self.scheduler.num_deferred() + self.restoring.len();
         status.free_blocks = self.scheduler.blocks().num_free();
         status.idle_blocks = self.scheduler.blocks().num_idle();
         drop(status);

@@ -26,10 +26,10 @@ pub(crate) async fn errors_in_own_words(request: Request, next: Next) -> Respons
     if let Some(value) = id.and_then(|id| HeaderValue::from_str(id).ok()) {
         parts.headers.insert(REQUEST_ID, value);
     }
-    let body = match parts.extensions.remove::<ApiError>() {
+    let body = match parts.extensions.get::<ApiError>() {
         None => body,
         Some(error) => {
-            let mut told = to_json(&error);
+            let mut told = to_json(error);
             told["request_id"] = id.into();
             parts.headers.remove(header::CONTENT_LENGTH);
             Body::from(told.to_string())
