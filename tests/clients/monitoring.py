@@ -66,8 +66,8 @@ def _(t):
 def _(t):
     for name in re.findall(r"^# TYPE (\S+) histogram", t.text, re.MULTILINE):
         buckets = {}
-        for labels, bound, count in re.findall(rf'^{re.escape(name)}_bucket{{(.*)le="([^"]+)"[^}}]*}} (\S+)$', t.text, re.MULTILINE):
-            buckets.setdefault(labels.strip(","), []).append((bound, float(count)))
+        for before, bound, after, count in re.findall(rf'^{re.escape(name)}_bucket{{(.*)le="([^"]+)"(.*)}} (\S+)$', t.text, re.MULTILINE):
+            buckets.setdefault((before + after.lstrip(",")).strip(","), []).append((bound, float(count)))
         counts = re.findall(rf"^{re.escape(name)}_count{{(.*)}} (\S+)$", t.text, re.MULTILINE)
         equal(set(buckets), {labels for labels, _ in counts}, f"the series of {name}")
         for labels, count in counts:
