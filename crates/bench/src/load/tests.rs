@@ -74,7 +74,8 @@ impl Stub {
     /// Bodies of the requests for answers so far.
     fn bodies(&self) -> Vec<Value> {
         let requests = self.requests.lock().unwrap();
-        requests.iter().filter(|request| request.what.ends_with("completions")).map(|r| r.body.clone()).collect()
+        let is_asked = |request: &&Request| request.what.starts_with("POST /v1/");
+        requests.iter().filter(is_asked).map(|request| request.body.clone()).collect()
     }
 }
 
@@ -349,6 +350,67 @@ fn chat_sends_messages_and_reads_deltas() {
 }
 
 #[test]
+fn messages_and_responses_are_streams_with_named_events() {
+    let named = |events: &[Value]| {
+        let text: String =
+            events.iter().map(|json| format!("event: {}\n{}", json["type"].as_str().unwrap(), event(json))).collect();
+        respond(200, "", "text/event-stream", &text)
+    };
+    let delta = |text: &str| json!({ "type": "content_block_delta", "delta": { "type": "text_delta", "text": text } });
+    let messages = named(&[
+        json!({ "type": "message_start", "message": { "usage": { "input_tokens": 9, "output_tokens": 0 } } }),
+        delta("a"),
+        delta("b"),
+        json!({ "type": "message_delta", "delta": { "stop_reason": "max_tokens" }, "usage": { "output_tokens": 3 } }),
+        json!({ "type": "message_stop" }),
+    ]);
+    let delta = |text: &str| json!({ "type": "response.output_text.delta", "delta": text });
+    let usage = json!({ "input_tokens": 9, "output_tokens": 3 });
+    let responses = named(&[
+        json!({ "type": "response.created", "response": { "usage": null } }),
+        delta("a"),
+        delta("b"),
+        json!({ "type": "response.completed", "response": { "usage": usage } }),
+    ]);
+    for (endpoint, answer) in [(Endpoint::Messages, messages), (Endpoint::Responses, responses)] {
+        let stub = Stub::with_streams(move |_| answer.clone());
+        let (row, notes) = measure(&stub, Plan { endpoint, ..plan() }, &closed(1, 2));
+        assert_eq!((&row["requests"], &row["errors"]), (&2.into(), &0.into()), "{row} {notes:?}");
+        assert_eq!((&row["completion_tokens"], &row["prompt_tokens"]), (&6.into(), &18.into()), "{row}");
+        assert!(row["ttft_ms"]["p50"].is_number() && row["itl_ms"]["p50"].is_number(), "{row}");
+        // Those of requests that fail are not kept, here the two for a tokenizer; of the other six requests all are.
+        assert!(stub.connections.load(Ordering::SeqCst) < 6, "{:?}", stub.connections);
+    }
+}
+
+#[test]
+fn embeddings_come_whole_and_have_no_tokens() {
+    let stub = Stub::with_streams(|request| {
+        let words = request.body["input"].as_str().unwrap().split(' ').count();
+        let body =
+            json!({ "data": [{ "embedding": [0.5] }], "usage": { "prompt_tokens": words + 2, "total_tokens": 0 } });
+        respond(200, "", "application/json", &body.to_string())
+    });
+    let (row, notes) = measure(&stub, Plan { endpoint: Endpoint::Embeddings, ..plan() }, &closed(2, 5));
+    assert_eq!(
+        (&row["requests"], &row["errors"], &row["completion_tokens"]),
+        (&5.into(), &0.into(), &0.into()),
+        "{row}"
+    );
+    assert_eq!(
+        (&row["prompt_tokens_mean"], &row["params"]["output_tokens"]),
+        (&16.0.into(), &Value::Null),
+        "{notes:?}"
+    );
+    assert!(
+        row["e2e_ms"]["p50"].is_number() && row["ttft_ms"]["p50"].is_null() && row["prompt_tok_s"].is_number(),
+        "{row}"
+    );
+    assert!(stub.bodies().iter().all(|body| body.get("stream").is_none() && body.get("max_tokens").is_none()));
+    assert_eq!(notes.len(), 1, "{notes:?}");
+}
+
+#[test]
 fn as_many_requests_are_under_way_as_was_said() {
     const CONCURRENCY: usize = 3;
     let gate = Arc::new((Mutex::new((0, 0)), Condvar::new()));
@@ -380,7 +442,7 @@ fn in_an_open_loop_time_runs_from_when_a_request_was_due() {
         }
         streamed(request)
     });
-    let load = Load::Open { rate: f64::INFINITY, arrivals: Arrivals::Poisson, max_concurrency: Some(1) };
+    let load = Load::Open { rate: f64::INFINITY, from: None, arrivals: Arrivals::Poisson, max_concurrency: Some(1) };
     let level = Level { load, ..closed(1, 3) };
     let (row, _) = measure(&stub, Plan { limits: "e2e=60s".parse().unwrap(), ..plan() }, &level);
     let most = |name: &str| row[name]["max"].as_f64().unwrap();
@@ -399,7 +461,7 @@ fn a_level_ends_by_the_clock_when_those_under_way_have_ended() {
     let (row, _) = measure(&stub, plan(), &Level { stop, ..closed(2, 0) });
     assert_eq!((&row["cut_off"], &row["errors"]), (&0.into(), &0.into()), "{row}");
     assert!(row["requests"].as_u64() >= Some(2), "{row}");
-    let load = Load::Open { rate: 100.0, arrivals: Arrivals::Uniform, max_concurrency: None };
+    let load = Load::Open { rate: 100.0, from: None, arrivals: Arrivals::Uniform, max_concurrency: None };
     let (row, _) = measure(&stub, plan(), &Level { load, stop, warmup: 0 });
     assert_eq!(row["requests"], 5, "those due at 0, 10, 20, 30 and 40 ms, however late they are: {row}");
 }
