@@ -64,10 +64,11 @@ export class Settings {
   }
 
   #field(parameter, changed) {
-    const { name, label, hint, isInteger } = parameter;
+    const { name, label, hint, isInteger, kind } = parameter;
     const id = `parameter-${name}`;
-    const input = make("input", { id, type: "text", inputMode: isInteger ? "numeric" : "decimal", autocomplete: "off" });
-    input.placeholder = "server's default";
+    const input = kind
+      ? make("textarea", { id, rows: 3, spellcheck: false, placeholder: "none" })
+      : make("input", { id, type: "text", inputMode: isInteger ? "numeric" : "decimal", autocomplete: "off", placeholder: "server's default" });
     input.value = this.#kept.parameters[name] ?? "";
     input.setAttribute("aria-describedby", `${id}-hint`);
     const under = make("p", { id: `${id}-hint`, className: "hint", role: "status" });

@@ -118,12 +118,34 @@ test("the bounds of parameters are the server's", () => {
     good.forEach((text) => assert.equal(fault(parameter, text), null, `${name} ${text}`));
     bad.forEach((text) => assert.match(fault(parameter, text), /must be/, `${name} ${text}`));
   };
+  check("typical_p", ["0", "1"], ["1.1", "-1"]);
   check("temperature", ["0", "2", "1e-1"], ["-0.1", "2.1", "0,5", "NaN", "Infinity"]);
   check("top_k", ["-1", "0", "40"], ["-2", "1.5", "3000000000"]);
   check("max_tokens", ["1", "100000"], ["0", "-1", "1.5"]);
   check("seed", ["0", "-7", "9007199254740991"], ["9007199254740993", "x", "0.5"]);
   check("frequency_penalty", ["-2", "2"], ["-2.5", "3"]);
   check("repetition_penalty", ["1"], ["0", "101"]);
+});
+
+test("stop texts are lines, with the blanks that they have", () => {
+  const stops = (text) => readParameters({ stop: text }).fields.stop;
+  assert.deepEqual(stops("END\n User:\n\n"), ["END", " User:"]);
+  assert.deepEqual(stops("a\\n\\nb\nc\\\\n\\t"), ["a\n\nb", "c\\n\t"]);
+  assert.equal(stops("\n \n"), undefined);
+  const faultOf = (text) => readParameters({ stop: text }).faults[0];
+  assert.equal(faultOf("x\n".repeat(16)), undefined);
+  assert.match(faultOf("x\n".repeat(17)), /must be 16 at most, and not 17/);
+  assert.equal(faultOf("x".repeat(1024)), undefined);
+  assert.match(faultOf("ü".repeat(513)), /must be of 1024 bytes at most/);
+});
+
+test("a schema is a form of the answer", () => {
+  const { fields, faults } = readParameters({ json_schema: ' {"type": "object"} ', typical_p: "0.9" });
+  const form = { type: "json_schema", json_schema: { name: "answer", schema: { type: "object" } } };
+  assert.deepEqual([fields, faults], [{ typical_p: 0.9, response_format: form }, []]);
+  for (const wrong of ["{", "[]", "5", "null", "object"]) {
+    assert.match(readParameters({ json_schema: wrong }).faults[0], /^JSON schema must be a JSON object/, wrong);
+  }
 });
 
 test("a request holds the system prompt and what was said", () => {

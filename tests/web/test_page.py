@@ -256,6 +256,23 @@ class WithStub(Page):
         self.say("system?")
         self.answered("system prompt: []")
 
+    def test_stop_texts_and_a_schema_are_sent(self):
+        self.browser.click("#to-settings")
+        self.browser.fill("#parameter-typical_p", "0.9")
+        self.browser.fill("#parameter-stop", "END")
+        self.browser.fill("#parameter-json_schema", '{"type": "obj')
+        self.browser.until_text("#parameter-json_schema-hint", "must be a JSON object")
+        self.browser.fill("#parameter-json_schema", '{"type": "object"}')
+        self.browser.until_text("#parameter-json_schema-hint", "the answer is JSON of this schema")
+        self.picture("forms")
+        self.browser.click("#settings-done")
+        self.say("hello")
+        self.answered("to “hello”.")
+        request = self.stub.requests[-1]
+        self.assertEqual((request["typical_p"], request["stop"]), (0.9, ["END"]))
+        form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
+        self.assertEqual(request["response_format"], form)
+
     def test_a_parameter_out_of_bounds_is_not_sent(self):
         self.browser.click("#to-settings")
         self.browser.fill("#parameter-temperature", "hot")
@@ -392,7 +409,7 @@ class WithStub(Page):
         self.say("wait")
         self.browser.until_text(f"{LAST} .body", "first half,")
         self.browser.click("#to-live")
-        self.browser.until("charts are drawn", lambda: len(self.browser.texts("#charts canvas")) == 6)
+        self.browser.until("charts are drawn", lambda: len(self.browser.texts("#charts canvas")) == 8)
         self.browser.until("the tiles have numbers", lambda: "–" not in self.browser.texts("#tiles dd"))
         numbers = dict(zip(self.browser.texts("#tiles dt"), self.browser.texts("#tiles dd")))
         self.assertRegex(numbers["KV cache in use"], r"^\d+ %$")
@@ -410,6 +427,18 @@ class WithStub(Page):
         self.stub.go_on.set()
         self.browser.click("#to-chat")
         self.assertEqual(self.answered("second half"), "first half, second half")
+
+    def test_the_live_view_shows_one_model_or_all(self):
+        self.browser.click("#to-live")
+        self.browser.until("the tiles have numbers", lambda: "–" not in self.browser.texts("#tiles dd"))
+        self.assertFalse(self.browser.is_shown("#live-of"), "there is one model")
+        self.stub.has_two_models = True
+        self.browser.until("there is a choice", lambda: self.browser.is_shown("#live-of"))
+        self.assertEqual(self.browser.texts("#live-model option"), ["all of them", 'stub:"1m"', "stub:2m"])
+        self.browser.run("const choice = document.getElementById('live-model'); choice.value = 'stub:2m'; choice.onchange({ target: choice })")
+        self.browser.until("the tiles have numbers", lambda: "–" not in self.browser.texts("#tiles dd"))
+        self.browser.until("charts are drawn", lambda: len(self.browser.texts("#charts canvas")) == 8)
+        self.assert_nothing_was_forbidden()
 
     def test_metrics_that_cannot_be_read_are_said_to_be(self):
         self.stub.has_metrics = False
@@ -433,7 +462,7 @@ class WithStub(Page):
             self.picture("phone-menu")
             browser.press(ESCAPE)
             browser.click("#to-live")
-            browser.until("charts are drawn", lambda: len(browser.texts("#charts canvas")) == 6)
+            browser.until("charts are drawn", lambda: len(browser.texts("#charts canvas")) == 8)
             browser.until("nothing is wider", lambda: browser.run(fits))
             self.picture("phone-live")
             browser.click("#to-settings")
