@@ -137,6 +137,41 @@ fn chat_in_an_open_loop_takes_lengths_as_they_are_drawn() {
 }
 
 #[test]
+fn every_endpoint_is_measured() {
+    let (folder, server) = served(&[]);
+    let load = ["--url", &server.url, "-n", "4", "--warmup", "0", "--prompt-tokens", "48", "--json"];
+    for endpoint in ["messages", "responses", "embeddings"] {
+        let has_answer = endpoint != "embeddings";
+        let answer: &[&str] = if has_answer { &["--output-tokens", "5", "--ignore-eos"] } else { &[] };
+        let output = bench(&folder, &[&load[..], &["--endpoint", endpoint], answer].concat());
+        assert!(output.status.success(), "{endpoint}: {}", text(&output.stderr));
+        let row = &rows(text(&output.stdout))[0];
+        check(row, 4, if has_answer { 5 } else { 0 });
+        assert_eq!(row["params"]["endpoint"], endpoint);
+        let prompt = row["prompt_tokens_mean"].as_f64().unwrap();
+        assert!((32.0..=64.0).contains(&prompt), "{row}");
+    }
+    let refused = bench(&folder, &["--url", &server.url, "--endpoint", "embeddings", "--ignore-eos"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("embeddings have no tokens of answers"), "{}", text(&refused.stderr));
+}
+
+#[test]
+fn a_rate_may_grow_and_come_in_bunches() {
+    let (folder, server) = served(&[]);
+    let load =
+        ["--ramp-up", "linear:50-400", "--burstiness", "0.5", "-n", "6", "--warmup", "0", "--output-tokens", "2"];
+    let output = bench(&folder, &[&["--url", &server.url, "--ignore-eos", "--json"][..], &load].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let row = &rows(text(&output.stdout))[0];
+    check(row, 6, 2);
+    let params = &row["params"];
+    assert_eq!((&params["ramp_from"], &params["rate"]), (&50.0.into(), &400.0.into()));
+    assert_eq!((&params["arrivals"], &params["burstiness"]), (&"gamma".into(), &0.5.into()));
+    assert_eq!(row["case"], "50 to 400 requests/s");
+}
+
+#[test]
 fn prompts_of_a_file_are_asked_in_their_order() {
     let (folder, server) = served(&[]);
     let lines = "{\"prompt\": \"one\", \"max_tokens\": 3}\n{\"prompt\": [1, 2, 3, 4], \"max_tokens\": 5}\n";

@@ -223,6 +223,24 @@ fn a_prompt_is_given_piped_or_both() {
 }
 
 #[test]
+fn a_prompt_needs_no_option_and_there_is_one() {
+    let place = Place::new();
+    let prompt = |output: Output| ids(&json(&output)["prompt_tokens"]);
+    fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
+        [&["--raw", "-n", "1", "--json"], more].concat()
+    }
+    assert_eq!(prompt(place.run(&with(&["ab"]))), [97, 98]);
+    assert_eq!(prompt(place.run(&with(&["--", "-b"]))), prompt(place.run(&with(&["--prompt=-b"]))));
+    std::fs::write(place.folder.path().join("file"), "cd\n").unwrap();
+    let expected = prompt(place.run(&with(&["-p", "ab\ncd\nef"])));
+    assert_eq!(prompt(place.run_piped(&with(&["ab", "-f", "file"]), b"ef\n")), expected);
+    assert!(complaint(&place.run(&with(&[""]))).contains("the prompt is empty"));
+    assert!(misuse(&place.run(&with(&["ab", "-p", "cd"]))).contains("cannot be used with"));
+    let two = misuse(&place.run(&with(&["what", "is", "this"])));
+    assert!(two.contains("\"what\" and \"is\" are two") && two.contains("quotes"), "{two}");
+}
+
+#[test]
 fn files_come_after_the_prompt_and_before_what_is_piped() {
     let place = Place::new();
     for (name, text) in [("one", "ab\n"), ("two", "cd")] {
@@ -310,6 +328,92 @@ fn a_model_that_thinks_does_so_before_the_form() {
     assert!(is_form(free["text"].as_str().unwrap()) || free["reasoning_content"].is_string(), "it may: {free}");
     let raw = json(&place.run(&[&form[..], &["--raw"]].concat()));
     assert!(is_form(raw["text"].as_str().unwrap()) && raw["reasoning_content"].is_null(), "no turn begins: {raw}");
+}
+
+/// Options with which nearly every token has the same chance, the one that ends the thoughts as well, and the answer that first
+/// comes to words with them: its seed, and what `--json` prints of it.
+const WILD: [&str; 12] =
+    ["--temperature", "50", "--top-k", "0", "--top-p", "1", "--min-p", "0", "--max-tokens", "40", "--threads", "1"];
+
+fn thought_and_said(place: &Place) -> (String, Value) {
+    let answers = (0..200).map(|seed: u32| {
+        let seed = seed.to_string();
+        let mut command = place.command(&["run", "--model", "tiny.gguf", "ab", "--json", "--seed", &seed]);
+        let answer = json(&command.args(WILD).output().unwrap());
+        (seed, answer)
+    });
+    let is_both = |answer: &Value| answer["text"] != "" && answer["reasoning_content"].is_string();
+    answers.into_iter().find(|(_, answer)| is_both(answer)).expect("one ends its thoughts")
+}
+
+#[test]
+fn thoughts_are_no_part_of_the_answer() {
+    let place = Place::with_model(&thinking_model(true));
+    let (seed, answer) = thought_and_said(&place);
+    let (said, thoughts) = (answer["text"].as_str().unwrap(), answer["reasoning_content"].as_str().unwrap());
+    assert!(!said.contains("</think>") && !thoughts.contains("</think>"), "{answer}");
+    let mut command = place.command(&["run", "--model", "tiny.gguf", "ab", "--seed", &seed]);
+    let plain = command.args(WILD).output().unwrap();
+    assert_eq!(stdout(&plain), format!("{said}\n"), "stdout has the answer alone");
+    // What is no letter is spelled out on the way to a terminal.
+    let first: String = thoughts.chars().take_while(char::is_ascii_graphic).collect();
+    assert!(text(&plain.stderr).contains(&first), "{thoughts:?} in {}", text(&plain.stderr));
+
+    let raw = json(&place.run(&["ab", "--raw", "-n", "5", "--ignore-eos", "--json"]));
+    assert!(raw["reasoning_content"].is_null() && raw["text"] != "", "{raw}");
+}
+
+#[test]
+fn a_chat_keeps_what_was_said_and_not_what_was_thought() {
+    let place = Place::with_model(&thinking_model(true));
+    let (seed, answer) = thought_and_said(&place);
+    let said = answer["text"].as_str().unwrap();
+    let chat = |more: &[&str], lines: &[u8]| {
+        let mut command = place.command(&["chat", "--model", "tiny.gguf"]);
+        command.args(more).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(lines).unwrap();
+        child.wait_with_output().unwrap()
+    };
+    let output = chat(&[&WILD[..], &["--seed", &seed]].concat(), b"ab\n/save talk.json\n");
+    assert_eq!(stdout(&output), format!("{said}\n"), "{}", text(&output.stderr));
+    let saved = std::fs::read_to_string(place.folder.path().join("talk.json")).unwrap();
+    let saved: Value = serde_json::from_str(&saved).unwrap();
+    let messages = serde_json::json!([{ "role": "user", "content": "ab" }, { "role": "assistant", "content": said }]);
+    assert_eq!(saved["messages"], messages);
+
+    // Cut in thought, it has said nothing.
+    let cut = chat(&["--temperature", "0", "-n", "3", "--ignore-eos"], b"ab\n/show\n");
+    assert_eq!(text(&cut.stdout), "\n");
+    let stderr = text(&cut.stderr);
+    assert!(stderr.contains("cut at the limit; the conversation is as it was"), "{stderr}");
+    assert!(stderr.contains("0 messages and answers"), "{stderr}");
+}
+
+#[test]
+fn whether_to_think_is_told_to_the_template() {
+    let switched = "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking is not defined %}A{% elif enable_thinking \
+                    %}BB<think>{% else %}CCC<think></think>{% endif %}";
+    let tiny = TinyModel { context: CONTEXT, ..TinyModel::default() }.builder();
+    let place = Place::with_model(&tiny.set("tokenizer.chat_template", Field::String(switched.into())).build());
+    let answer = |think: &[&str]| json(&place.run(&[&["ab", "-n", "3", "--ignore-eos", "--json"], think].concat()));
+    let len = |answer: &Value| ids(&answer["prompt_tokens"]).len();
+    let (plain, auto) = (answer(&[]), answer(&["--think", "auto"]));
+    let (on, off) = (answer(&["--think", "on"]), answer(&["--think", "off"]));
+    assert_eq!(plain["prompt_tokens"], auto["prompt_tokens"]);
+    assert!(len(&auto) < len(&on) && len(&on) < len(&off), "{auto} {on} {off}");
+    assert!(on["reasoning_content"].is_string() && on["text"] == "", "it thinks until it is cut: {on}");
+    assert!(off["reasoning_content"].is_null() && off["text"] != "", "{off}");
+
+    let refused = |place: &Place, think| complaint(&place.run(&["ab", "-n", "1", "--think", think]));
+    let always = Place::with_model(&thinking_model(true));
+    assert!(refused(&always, "off").contains("no variable `enable_thinking`"));
+    assert!(always.run(&["ab", "-n", "1", "--think", "on"]).status.success(), "it does so anyway");
+    let never = Place::new();
+    assert!(refused(&never, "on").contains("does not think"));
+    assert!(never.run(&["ab", "-n", "1", "--think", "off"]).status.success(), "it does not anyway");
+    assert!(misuse(&never.run(&["ab", "--raw", "--think", "on"])).contains("cannot be used with"));
+    assert!(misuse(&never.run(&["ab", "--think", "hard"])).contains("[possible values: on, off, auto]"));
 }
 
 #[test]

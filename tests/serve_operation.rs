@@ -81,7 +81,11 @@ struct OnSocket(Child);
 impl OnSocket {
     /// Starts it and waits until it listens.
     fn start(model: &Path, socket: &Path) -> OnSocket {
-        let mut child = spawn(model, socket);
+        OnSocket::with_context(model, socket, "64")
+    }
+
+    fn with_context(model: &Path, socket: &Path, ctx: &str) -> OnSocket {
+        let mut child = spawn(model, socket, ctx);
         let mut stderr = BufReader::new(child.stderr.take().expect("stderr is piped"));
         let mut first = String::new();
         stderr.read_line(&mut first).expect("stderr is text");
@@ -104,10 +108,10 @@ impl Drop for OnSocket {
     }
 }
 
-fn spawn(model: &Path, socket: &Path) -> Child {
+fn spawn(model: &Path, socket: &Path, ctx: &str) -> Child {
     let mut taper = Command::new(env!("CARGO_BIN_EXE_taper"));
     taper.env_remove("TAPER_HOST").env_remove("TAPER_PORT").env("TAPER_KV_CACHE_SIZE", "64MiB");
-    taper.args(["serve", "--ctx", "64", "--model"]).arg(model).arg("--unix-socket").arg(socket);
+    taper.args(["serve", "--ctx", ctx, "--model"]).arg(model).arg("--unix-socket").arg(socket);
     taper.stderr(Stdio::piped()).stdout(Stdio::null()).stdin(Stdio::null()).spawn().expect("taper starts")
 }
 
@@ -127,7 +131,7 @@ fn a_unix_socket_is_this_users_replaced_when_stale_and_removed_at_the_end() {
     assert!(health(&socket).starts_with("HTTP/1.1 "));
     assert_eq!(std::fs::metadata(&socket).expect("it is there").permissions().mode() & 0o777, 0o600);
 
-    let mut second = spawn(&model, &socket);
+    let mut second = spawn(&model, &socket, "64");
     let mut said = String::new();
     second.stderr.take().expect("it is piped").read_to_string(&mut said).expect("it is text");
     assert_eq!(second.wait().expect("it ends").code(), Some(1), "{said}");
@@ -141,4 +145,41 @@ fn a_unix_socket_is_this_users_replaced_when_stale_and_removed_at_the_end() {
     server.signal("TERM");
     assert_eq!(server.0.wait().expect("it ends").code(), Some(0));
     assert!(!socket.exists(), "the file goes with the server");
+}
+
+#[test]
+fn a_chat_and_a_benchmark_come_through_a_unix_socket() {
+    let folder = tempfile::tempdir().expect("there is room");
+    let model = folder.path().join("tiny.gguf");
+    std::fs::write(&model, TinyModel { context: 512, ..TinyModel::default() }.to_gguf()).expect("there is room");
+    let socket = folder.path().join("taper.sock");
+    let _server = OnSocket::with_context(&model, &socket, "512");
+    let deadline = Instant::now() + PATIENCE;
+    while !health(&socket).starts_with("HTTP/1.1 200") {
+        assert!(Instant::now() < deadline, "it is not ready");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let url = format!("unix:{}", socket.display());
+    let command = |words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taper"));
+        command.args(words).args(["--url", &url]).current_dir(folder.path()).env("HOME", folder.path());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+
+    let mut child =
+        command(&["chat", "--temperature", "0", "--max-tokens", "5", "--ignore-eos"]).spawn().expect("it starts");
+    child.stdin.take().expect("it is piped").write_all(b"hi\n/show\n").expect("it reads");
+    let chat = child.wait_with_output().expect("it ends");
+    let stderr = text(&chat.stderr);
+    assert!(chat.status.success() && stderr.contains("5 tokens") && stderr.contains(&format!("at {url}")), "{stderr}");
+
+    let load =
+        ["bench", "serve", "-n", "3", "--warmup", "0", "--prompt-tokens", "16", "--output-tokens", "2", "--json"];
+    let bench = command(&load).output().expect("it ends");
+    let stdout = text(&bench.stdout);
+    assert!(bench.status.success(), "{}", text(&bench.stderr));
+    let row: Value = serde_json::from_str(&stdout).expect("a row");
+    assert_eq!((&row["requests"], &row["errors"], &row["params"]["url"]), (&json!(3), &json!(0), &json!(url)));
 }

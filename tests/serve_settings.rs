@@ -9,6 +9,7 @@ use server::Server;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use taper_testkit::gguf;
 use taper_testkit::tiny::TinyModel;
 use tempfile::TempDir;
 
@@ -96,6 +97,41 @@ fn the_variables_of_the_container_leave_room_for_a_socket() {
     let output = serve("--print-config --unix-socket s --port 80").output().expect("taper starts");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(2) && said.contains("--port"), "{said}");
+}
+
+#[test]
+fn sampling_defaults_are_settings_before_they_are_the_files() {
+    let folder = folder();
+    let path = folder.path().join("tiny.gguf");
+    let suggested = [("temp", 0.25), ("top_k", 20.0), ("min_p", 0.5), ("mirostat", 2.0)];
+    let file = suggested.iter().fold(TinyModel::default().builder(), |file, (name, value)| {
+        file.set(&format!("general.sampling.{name}"), gguf::Value::F32(*value))
+    });
+    std::fs::write(&path, file.build()).expect("there is room");
+    let settings = write(&folder, "taper.toml", "top_k = 7\nmax-tokens = 3\nfrequency-penalty = 1\n");
+    let flags = ["--config", settings.to_str().expect("it is UTF-8"), "--frequency-penalty", "-0.5"];
+    let server = Server::start(&path, &flags);
+    let lines = server.log_until("is ready");
+    for expected in [
+        "sampling defaults of tiny: temperature 0.25 (model), top_k 7 (setting), min_p 0.5 (model), frequency_penalty -0.5 \
+         (setting), max_tokens 3 (setting); for the rest each protocol's own",
+        "what the file of tiny suggests for sampling and is not followed: mirostat (there is no such parameter here)",
+    ] {
+        assert_eq!(lines.iter().filter(|line| *line == expected).count(), 1, "{expected} in {lines:#?}");
+    }
+    let (_, info) = server.get("/server_info");
+    assert_eq!(info["sampling_defaults"]["temperature"], serde_json::json!({ "value": 0.25, "from": "model" }));
+    assert_eq!(info["sampling_defaults"]["top_k"], serde_json::json!({ "value": 7, "from": "setting" }));
+    assert_eq!((&info["options"]["top_k"], &info["options"]["temperature"]), (&Value::from(7), &Value::Null));
+    let body = serde_json::json!({ "prompt": "Once", "ignore_eos": true });
+    let (status, answer) = server.post("/v1/completions", &body);
+    assert_eq!((status, &answer["usage"]["completion_tokens"]), (200, &Value::from(3)), "{answer}");
+    let (_, answer) = server.post("/completion", &body);
+    let told = &answer["generation_settings"];
+    assert_eq!((&told["temperature"], &told["top_k"]), (&Value::from(0.25), &Value::from(7)), "{told}");
+    let output = serve("--temperature 3").output().expect("taper starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("--temperature") && said.contains("between 0 and 2"), "{said}");
 }
 
 #[test]

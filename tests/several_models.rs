@@ -92,6 +92,18 @@ fn an_answer_is_the_same_before_and_after_its_model_made_room() {
 }
 
 #[test]
+fn a_single_model_gives_its_memory_back_until_it_is_asked_for_again() {
+    let (_folder, first, _) = models();
+    let server = serve(&first, &[], &[]);
+    let before = answer(&server, "first");
+    assert_eq!(server.post("/models/unload", &json!({ "model": "first" })), (200, json!({ "success": true })));
+    assert_eq!(states(&server), of(&[("first", "unloaded")]));
+    assert_eq!(server.get("/health").0, 200);
+    assert_eq!(answer(&server, "first"), before);
+    assert_eq!(states(&server), of(&[("first", "loaded")]));
+}
+
+#[test]
 fn many_first_requests_are_answered_by_one_load() {
     let (_folder, first, second) = models();
     let server = serve(&first, &[("second", &second)], &[]);
@@ -157,6 +169,30 @@ fn models_come_from_variables_and_files_too() {
     let server = serve(Path::new(&both), &[], &["--config", file.to_str().expect("it is UTF-8")]);
     assert_eq!(states(&server), of(&[("first", "loaded"), ("c", "unloaded")]), "a flag overrides the file");
     answer(&server, "c");
+}
+
+#[test]
+fn a_model_of_several_names_is_one() {
+    let (_folder, first, second) = models();
+    let names = format!("gpt=small={}", first.display());
+    let server = serve(Path::new(&names), &[("b", &second)], &[]);
+    assert_eq!(states(&server), of(&[("gpt", "loaded"), ("b", "unloaded")]));
+    let (_, list) = server.get("/v1/models");
+    assert_eq!((&list["data"][0]["aliases"], &list["data"][1]["aliases"]), (&json!(["small"]), &json!([])));
+    let expected = answer(&server, "gpt");
+    for name in ["small", "default", ""] {
+        let (status, body) = server.post("/v1/completions", &completion(name));
+        assert_eq!((status, &body["model"], &body["choices"]), (200, &json!("gpt"), &expected), "{name:?}");
+    }
+    assert_eq!(states(&server), of(&[("gpt", "loaded"), ("b", "unloaded")]), "no other one was loaded");
+}
+
+#[test]
+fn one_file_as_two_models_is_an_error_at_once() {
+    let (_folder, first, _) = models();
+    let mut server = Server::start_loading(&first, &["--model", &named("other", &first)]);
+    server.log_until("first and other are one file");
+    assert!(!server.wait(Duration::from_secs(20)).success());
 }
 
 #[test]

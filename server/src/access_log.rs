@@ -14,7 +14,9 @@ use axum::response::Response;
 use hyper::body::{Body as _, Frame, SizeHint};
 use tracing::{Instrument, Span};
 
+use crate::errors::ApiError;
 use crate::generation::Totals;
+use crate::http_metrics::{Endpoint, HttpMetrics};
 use crate::report::{AnswerReport, RequestListener, RequestReport};
 
 /// Characters of a path that the log repeats: any client may send long ones.
@@ -99,8 +101,13 @@ impl Listening {
     }
 }
 
-/// Handles a request within `span`, and logs it there when it is over.
-pub(crate) async fn handle(request: Request, next: Next, span: Span, listening: Option<Listening>) -> Response {
+/// Handles a request within `span`, and logs and counts it when it is over.
+pub(crate) async fn handle(
+    request: Request,
+    next: Next,
+    span: Span,
+    (listening, http): (Option<Listening>, &Arc<HttpMetrics>),
+) -> Response {
     let cost = Arc::new(Cost::default());
     let mut entry = Entry {
         method: request.method().clone(),
@@ -111,10 +118,15 @@ pub(crate) async fn handle(request: Request, next: Next, span: Span, listening: 
         is_complete: false,
         cost: Arc::clone(&cost),
         listening,
+        endpoint: Endpoint::of(&request),
+        http: Arc::clone(http),
         span: span.clone(),
     };
     let response = COST.scope(cost, next.run(request)).instrument(span).await;
     entry.status = Some(response.status().as_u16());
+    if let Some(error) = response.extensions().get::<ApiError>() {
+        http.note_refused(error.reason());
+    }
     response.map(|body| Body::new(Logged { body, entry }))
 }
 
@@ -130,6 +142,8 @@ struct Entry {
     is_complete: bool,
     cost: Arc<Cost>,
     listening: Option<Listening>,
+    endpoint: Endpoint,
+    http: Arc<HttpMetrics>,
     span: Span,
 }
 
@@ -154,6 +168,7 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         let listening = self.listening.take();
+        self.http.note_over(&self.endpoint, self.status, self.begun.elapsed());
         let _in_span = self.span.enter();
         let totals = self.cost.totals();
         let timings = totals.and_then(|totals| totals.timings);

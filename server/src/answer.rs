@@ -7,10 +7,10 @@ use std::task::{Context, Poll};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use taper_engine::TokenLogprobs;
+use taper_engine::{Miss, TokenLogprobs};
 
 use crate::errors::ApiError;
-use crate::generation::{Output, Totals};
+use crate::generation::{Output, Progress, Totals};
 use crate::parameters::Parameters;
 use crate::reply;
 use crate::sse;
@@ -22,6 +22,8 @@ pub(crate) trait AnswerPiece: Default + Clone + Send + Unpin + 'static {
     fn append(&mut self, next: Self);
     /// Whether there is nothing in it but tokens without text.
     fn is_blank(&self) -> bool;
+    /// How many tokens it has.
+    fn num_tokens(&self) -> usize;
     /// How probable the model found it, per token.
     fn mean_logprob(&self) -> f64;
 }
@@ -39,8 +41,12 @@ pub(crate) trait Source: Sized + Send + Unpin + 'static {
     fn num_choices(&self) -> usize;
     /// How many prompts there are.
     fn num_prompts(&self) -> usize;
+    /// How many tokens they have.
+    fn prompt_tokens(&self) -> usize;
     /// The choices of a prompt.
     fn choices_of(&self, prompt: usize) -> Range<usize>;
+    /// What a prompt cost with all its choices, once they are complete.
+    fn totals_of(&self, prompt: usize) -> Option<Totals>;
 
     /// [`Source::poll_next`] for asynchronous code.
     fn next(&mut self) -> impl Future<Output = Option<Next<Self>>> + Send {
@@ -132,6 +138,15 @@ pub(crate) fn usage(totals: &Totals) -> Value {
     })
 }
 
+/// The usage of a stream that goes on. What the prefix cache spared and what was thought is known at its end.
+pub(crate) fn usage_so_far(prompt_tokens: usize, completion_tokens: usize) -> Value {
+    json!({
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    })
+}
+
 /// Where the time went, with the names that llama.cpp's clients read. The first token belongs to the prompt's time, and
 /// `prompt_n` counts the tokens of `cache_n` as well, which the prefix cache spared. `sample_ms` and `detokenize_ms` are no
 /// further phases, but parts of `prompt_ms` and `predicted_ms`.
@@ -143,6 +158,7 @@ pub(crate) fn timings(totals: &Totals) -> Option<Value> {
     Some(json!({
         "queue_ms": timings.queue_s * 1e3,
         "cache_n": totals.cached_tokens,
+        "cache_miss_reason": totals.miss.map(|miss| reason_of(miss, totals.cached_tokens)),
         "prompt_n": totals.prompt_tokens,
         "prompt_ms": timings.prefill_s * 1e3,
         "prompt_per_token_ms": per_token_ms(totals.prompt_tokens, timings.prefill_s),
@@ -157,6 +173,34 @@ pub(crate) fn timings(totals: &Totals) -> Option<Value> {
         "detokenize_ms": timings.detokenize_s * 1e3,
         "recomputed_rows": totals.recomputed_rows,
     }))
+}
+
+/// Why the prefix cache had no more of a prompt than so many tokens.
+fn reason_of(miss: Miss, cached_tokens: usize) -> String {
+    match miss {
+        Miss::New => "new".to_owned(),
+        Miss::Evicted => "evicted".to_owned(),
+        Miss::Departs { common } => format!("departs at token {}", cached_tokens + common),
+    }
+}
+
+/// How much of a prompt is computed, with llama.cpp's names.
+pub(crate) fn prompt_progress(progress: &Progress) -> Value {
+    let Progress { total, cached, computed, seconds } = progress;
+    json!({ "total": total, "cache": cached, "processed": computed, "time_ms": (seconds * 1e3).round() as u64 })
+}
+
+/// The `timings` of an answer that `source` has brought: of its one prompt unless `asked` says no; of several, which overlap, for
+/// each of them where it says yes.
+pub(crate) fn timings_of(source: &impl Source, totals: &Totals, asked: Option<bool>) -> Option<Value> {
+    match asked {
+        Some(false) => None,
+        Some(true) if source.num_prompts() > 1 => {
+            let of_prompt = |prompt| source.totals_of(prompt).as_ref().and_then(timings);
+            Some((0..source.num_prompts()).map(of_prompt).collect::<Vec<_>>().into())
+        }
+        _ => timings(totals),
+    }
 }
 
 /// What an answer needs besides its text.
@@ -179,9 +223,9 @@ pub(crate) async fn send<S: Shape>(
     let envelope = Envelope::new::<S>(context.model);
     let mut response = if parameters.stream {
         let keep_alive = context.state.timeouts().keep_alive;
-        sse::respond(shape, envelope, generation, parameters.include_usage, keep_alive).await?
+        sse::respond(shape, envelope, generation, parameters, keep_alive).await?
     } else {
-        let whole = collect(shape, envelope, generation, parameters.num_choices).await?;
+        let whole = collect(shape, envelope, generation, parameters).await?;
         let details = parameters.details;
         let is_large = details.logprobs.is_some() || details.prompt_logprobs.is_some();
         let text = if is_large { context.state.work().write(|| whole.write()).await? } else { whole.write() };
@@ -197,6 +241,7 @@ struct Whole<S: Shape> {
     envelope: Envelope,
     choices: Vec<(ReasonOf<S>, PieceOf<S>)>,
     totals: Totals,
+    timings: Option<Value>,
 }
 
 impl<S: Shape> Whole<S> {
@@ -216,7 +261,7 @@ impl<S: Shape> Whole<S> {
         let mut rest = json!({});
         self.shape.complete(&mut rest);
         rest["usage"] = usage(&self.totals);
-        if let Some(timings) = timings(&self.totals) {
+        if let Some(timings) = self.timings {
             rest["timings"] = timings;
         }
         text.push_str(&rest.to_string().replacen('{', ",", 1));
@@ -229,7 +274,7 @@ async fn collect<S: Shape>(
     mut shape: S,
     envelope: Envelope,
     mut generation: S::Source,
-    num_choices: usize,
+    parameters: &Parameters,
 ) -> Result<Whole<S>, ApiError> {
     let mut pieces = vec![PieceOf::<S>::default(); generation.num_choices()];
     let mut reasons = vec![None; pieces.len()];
@@ -237,6 +282,8 @@ async fn collect<S: Shape>(
     while let Some(output) = generation.next().await {
         match output? {
             Output::PromptLogprobs { prompt, logprobs } => shape.prompt_logprobs(prompt, logprobs),
+            // Of streams.
+            Output::Progress { .. } => {}
             Output::Text { choice, piece } => pieces[choice].append(piece),
             Output::Finished { choice, reason, piece } => {
                 pieces[choice].append(piece);
@@ -247,12 +294,13 @@ async fn collect<S: Shape>(
     }
     let mut choices = Vec::new();
     for prompt in 0..generation.num_prompts() {
-        for generated in best(&pieces, generation.choices_of(prompt), num_choices) {
+        for generated in best(&pieces, generation.choices_of(prompt), parameters.num_choices) {
             let reason = reasons[generated].ok_or_else(|| ApiError::internal("the engine left a choice unfinished"))?;
             choices.push((reason, std::mem::take(&mut pieces[generated])));
         }
     }
-    Ok(Whole { shape, envelope, choices, totals })
+    let timings = timings_of(&generation, &totals, parameters.timings);
+    Ok(Whole { shape, envelope, choices, totals, timings })
 }
 
 /// The `num` of these choices that the model finds most probable per token, best first; all of them in their own order when

@@ -103,8 +103,8 @@ pub(crate) fn parse_object(bytes: &[u8]) -> Result<Map<String, Value>, ApiError>
     }
 }
 
-/// The name in the field `model` of a body, as [`parse_object`] would have it; `None` where there is none, or no object. The rest
-/// is passed over.
+/// The name in the field `model` of a body, as [`parse_object`] would have it; `None` where there is none, or an empty one, or no
+/// object. The rest is passed over.
 pub(crate) fn model_of(bytes: &[u8]) -> Option<String> {
     if count_values(bytes) > MAX_JSON_VALUES {
         return None;
@@ -112,7 +112,7 @@ pub(crate) fn model_of(bytes: &[u8]) -> Option<String> {
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
     let name = deserializer.deserialize_map(ModelName).ok()?;
     deserializer.end().ok()?;
-    name
+    name.filter(|name| !name.is_empty())
 }
 
 /// Takes the field from an object; of several the last, as everywhere.
@@ -212,6 +212,8 @@ mod tests {
             (r#"{"model": "a", "model": 5}"#, None),
             (r#"{"mo\u0064el": "\u0061/b"}"#, Some("a/b")),
             (r#"{"model": null}"#, None),
+            (r#"{"model": ""}"#, None),
+            (r#"{"model": "a", "model": ""}"#, None),
             (r#"{"model": "a""#, None),
             (r#"{"model": "a"} {}"#, None),
             (r#"["model", "a"]"#, None),
@@ -220,6 +222,7 @@ mod tests {
             assert_eq!(model_of(text.as_bytes()).as_deref(), model, "{text}");
             let object = parse_object(text.as_bytes()).ok();
             let parsed = object.as_ref().and_then(|object| object.get("model")?.as_str());
+            let parsed = parsed.filter(|name| !name.is_empty());
             assert_eq!(parsed, model, "{text}");
         }
     }

@@ -8,6 +8,7 @@ use crate::hosts::AllowedHosts;
 use crate::limits::{MAX_BODY_BYTES, MAX_CONNECTIONS, MAX_HEADER_BYTES, MAX_HEADERS};
 use crate::rate_limit::Rate;
 use crate::report::RequestListener;
+use crate::sampling_defaults::SamplingDefaults;
 use crate::timeouts::Timeouts;
 use crate::tls::Tls;
 
@@ -36,6 +37,8 @@ pub struct ServerConfig {
     pub cors: Option<CorsOrigins>,
     /// Whether a request without the name of a model is a 400, as OpenAI has it, and not for the first model.
     pub require_model: bool,
+    /// What requests get that do not say it, before what a model's file suggests and before a protocol's own defaults.
+    pub sampling: SamplingDefaults,
     /// How many requests each key may send; without keys, how many all clients together may.
     pub rate_limit: Option<Rate>,
     /// Certificate and key of TCP and Unix sockets alike; without them connections are plain.
@@ -58,6 +61,7 @@ impl Default for ServerConfig {
             allowed_hosts: AllowedHosts::default(),
             cors: None,
             require_model: false,
+            sampling: SamplingDefaults::NONE,
             rate_limit: None,
             tls: None,
             on_request: None,

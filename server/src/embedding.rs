@@ -107,7 +107,7 @@ impl Window {
                     self.waiting.push_front((input, tokens));
                     break;
                 }
-                Err(error) => return Err(ApiError::from_submit(error, "input")),
+                Err(error) => return Err(ApiError::of_engine(&self.engine, error, "input")),
             }
         }
         Ok(())
@@ -124,7 +124,12 @@ impl Window {
                     Some(Event::Failed(error)) => {
                         return Poll::Ready(Err(refusal(&self.engine, self.time_limit, &error)));
                     }
-                    Some(Event::PromptLogprobs(_) | Event::Text { .. } | Event::Finished { .. }) => {}
+                    Some(
+                        Event::PromptLogprobs(_)
+                        | Event::PromptProgress { .. }
+                        | Event::Text { .. }
+                        | Event::Finished { .. },
+                    ) => {}
                     None => {
                         let message = "the engine ended a request without a last word";
                         return Poll::Ready(Err(ApiError::internal(message)));

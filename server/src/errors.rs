@@ -9,7 +9,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use taper_engine::SubmitError;
+use taper_engine::{EngineHandle, SubmitError};
 
 use crate::rate_limit::Rate;
 
@@ -200,9 +200,10 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).code("not_found")
     }
 
-    /// 405: the path exists, the method does not.
-    pub fn method_not_allowed(method: &str, path: &str) -> Self {
-        let message = format!("{path} does not take {method}; the Allow header says what it takes");
+    /// 405: the path exists, the method does not; why, if clients of other servers would expect it.
+    pub fn method_not_allowed(method: &str, path: &str, why: Option<&str>) -> Self {
+        let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+        let message = format!("{path} does not take {method}{why}; the Allow header says what it takes");
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message).code("method_not_allowed")
     }
 
@@ -267,10 +268,18 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message.into()).code("internal_error")
     }
 
+    /// [`ApiError::from_submit`] of a request that this engine has refused, counted there.
+    pub(crate) fn of_engine(engine: &EngineHandle, error: SubmitError, prompt_param: &str) -> Self {
+        if let SubmitError::QueueFull { limit, .. } = error {
+            engine.metrics().note_refused(limit);
+        }
+        Self::from_submit(error, prompt_param)
+    }
+
     /// The engine's refusal of a request whose prompt came in the field `prompt_param`.
     pub(crate) fn from_submit(error: SubmitError, prompt_param: &str) -> Self {
         match error {
-            SubmitError::QueueFull { retry_after_s } => Self::new(
+            SubmitError::QueueFull { retry_after_s, .. } => Self::new(
                 StatusCode::TOO_MANY_REQUESTS,
                 "rate_limit_error",
                 "the queue is full; ask again after the time in Retry-After".to_owned(),
@@ -296,6 +305,11 @@ impl ApiError {
     /// The message.
     pub fn message(&self) -> &str {
         &self.0.message
+    }
+
+    /// The name of the reason, as clients and metrics have it.
+    pub(crate) fn reason(&self) -> &'static str {
+        self.0.code.unwrap_or("other")
     }
 
     /// What does not fit, for a prompt that does not.

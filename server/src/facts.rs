@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
 
+use crate::sampling_defaults::SamplingDefaults;
+
 /// What is known besides the served model; what is not known is left out of answers.
 #[derive(Debug, Clone, Default)]
 pub struct ServerFacts {
@@ -20,6 +22,8 @@ pub struct ServerFacts {
     pub model_bytes: Option<u64>,
     /// Tokens of context that the model was made for.
     pub trained_context_len: Option<usize>,
+    /// What the file suggests for requests that do not say how tokens are chosen.
+    pub sampling: SamplingDefaults,
     /// What computes, such as `cpu` or `cuda:0`.
     pub device: Option<String>,
     /// Options the server was started with, by their names; no secrets.

@@ -10,6 +10,9 @@ use serde_json::{Map, Value};
 
 use crate::errors::ApiError;
 
+/// The bound of a number that has none but that of its type.
+pub(crate) const UNBOUNDED: f64 = f32::MAX as f64;
+
 /// Characters of a client's string that an error message repeats.
 const SHOWN_CHARS: usize = 40;
 
@@ -73,6 +76,16 @@ impl Fields {
         self.object.get(field).is_some_and(|value| !value.is_null())
     }
 
+    /// Whether a field is an object.
+    pub(crate) fn is_object(&self, field: &str) -> bool {
+        self.object.get(field).is_some_and(Value::is_object)
+    }
+
+    /// Whether a field is an object that has another one.
+    pub(crate) fn is_object_with(&self, field: &str, inner: &str) -> bool {
+        self.object.get(field).and_then(|value| value.get(inner)).is_some_and(|value| !value.is_null())
+    }
+
     /// Sets a field that is not there: what an endpoint assumes where a request says nothing.
     pub(crate) fn assume(&mut self, field: &str, value: Value) {
         if !self.has(field) {
@@ -102,6 +115,10 @@ impl Fields {
         let Some(value) = self.take(field) else { return Ok(None) };
         match value.as_f64() {
             Some(number) if range.contains(&number) => Ok(Some(number)),
+            _ if *range.start() == -UNBOUNDED => self.refuse(field, "a number", &value),
+            _ if *range.end() == UNBOUNDED => {
+                self.refuse(field, &format!("a number of at least {}", range.start()), &value)
+            }
             _ => self.refuse(field, &format!("a number between {} and {}", range.start(), range.end()), &value),
         }
     }
@@ -248,6 +265,13 @@ mod tests {
             message(f.number("temperature", 0.0..=2.0)),
             "temperature must be a number between 0 and 2, got \"hot\""
         );
+        let mut unbounded = fields(json!({"range": -1, "sigma": "small", "base": 1e300}));
+        assert_eq!(message(unbounded.number("range", 0.0..=UNBOUNDED)), "range must be a number of at least 0, got -1");
+        assert_eq!(
+            message(unbounded.number("base", 1.0..=UNBOUNDED)),
+            "base must be a number of at least 1, got 1e+300"
+        );
+        assert_eq!(message(unbounded.number("sigma", -UNBOUNDED..=UNBOUNDED)), "sigma must be a number, got \"small\"");
         assert_eq!(message(f.integer("n", 1..=16)), "n must be an integer between 1 and 16, got 2.5");
         assert_eq!(message(f.boolean("stream")), "stream must be true or false, got 1");
         assert_eq!(message(f.string("model")), "model must be a string, got an array of 1");

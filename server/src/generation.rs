@@ -8,11 +8,11 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use taper_engine::{
-    EngineError, EngineHandle, Event, EventStream, FinishReason, Request, SamplingParams, SubmitError, Timings,
-    TokenLogprobs, Usage,
+    EngineError, EngineHandle, Event, EventStream, FinishReason, Miss, Request, SamplingParams, SubmitError,
+    ThinkingBudget, Timings, TokenLogprobs, Usage,
 };
 use taper_text::Grammar;
 use tokio::time::Sleep;
@@ -20,7 +20,10 @@ use tokio::time::Sleep;
 use crate::access_log::Cost;
 use crate::answer::{AnswerPiece, Source};
 use crate::errors::ApiError;
+use crate::limits::MAX_ALL_CHOICES;
 use crate::parameters::Parameters;
+use crate::predict_limit::PredictLimit;
+use crate::slots::{SlotGuard, SlotRequest, Slots};
 use crate::state::{ActiveGuard, Served};
 use crate::time_limit::TimeLimit;
 
@@ -36,6 +39,8 @@ pub struct Totals {
     pub prompt_tokens: usize,
     /// Of those, the ones that the prefix cache spared.
     pub cached_tokens: usize,
+    /// Why the prefix cache spared no more, if a full block of the prompt was not there; only for one prompt.
+    pub miss: Option<Miss>,
     /// Tokens of all answers.
     pub completion_tokens: usize,
     /// Of those, the ones that the model thought with, as far as its thoughts were told apart.
@@ -48,6 +53,24 @@ pub struct Totals {
     pub recomputed_rows: Option<u64>,
     /// Where the time went; only for one prompt, since prompts of a batch overlap.
     pub timings: Option<Timings>,
+}
+
+impl Totals {
+    /// Of one prompt; `prompt_only` where nothing was asked for but what is told of it.
+    pub(crate) fn of(usage: Usage, prompt_only: bool) -> Totals {
+        Totals {
+            prompt_tokens: usage.prompt_tokens,
+            cached_tokens: usage.cached_tokens,
+            miss: usage.miss,
+            // The one token that was chosen at the end of a prompt asked about alone is nobody's.
+            completion_tokens: if prompt_only { 0 } else { usage.completion_tokens },
+            reasoning_tokens: 0,
+            guessed_tokens: usage.guessed_tokens,
+            right_guesses: usage.right_guesses,
+            recomputed_rows: Some(usage.recomputed_rows),
+            timings: Some(usage.timings),
+        }
+    }
 }
 
 /// Text of a choice, the tokens it came with, and their log-probabilities if they were asked for.
@@ -69,6 +92,10 @@ impl AnswerPiece for Piece {
         self.text.is_empty()
     }
 
+    fn num_tokens(&self) -> usize {
+        self.tokens.len()
+    }
+
     fn mean_logprob(&self) -> f64 {
         mean_logprob(&self.logprobs)
     }
@@ -80,6 +107,19 @@ pub(crate) fn mean_logprob(logprobs: &[TokenLogprobs]) -> f64 {
     sum / logprobs.len().max(1) as f64
 }
 
+/// How much of a prompt is computed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Progress {
+    /// Its tokens.
+    pub(crate) total: usize,
+    /// Of those, the ones that the prefix cache spared,
+    pub(crate) cached: usize,
+    /// and all that need not be computed any more.
+    pub(crate) computed: usize,
+    /// Since the first step that computed some of it.
+    pub(crate) seconds: f64,
+}
+
 /// One piece of an answer; `P` is what a choice is made of, `R` why one ends.
 #[derive(Debug)]
 pub(crate) enum Output<P = Piece, R = FinishReason> {
@@ -87,6 +127,11 @@ pub(crate) enum Output<P = Piece, R = FinishReason> {
     PromptLogprobs {
         prompt: usize,
         logprobs: Vec<Option<TokenLogprobs>>,
+    },
+    /// Before all text of the prompt's choices, as often as there is news.
+    Progress {
+        prompt: usize,
+        progress: Progress,
     },
     Text {
         choice: usize,
@@ -103,6 +148,7 @@ pub(crate) enum Output<P = Piece, R = FinishReason> {
 struct Running {
     prompt: usize,
     events: EventStream,
+    _slot: SlotGuard,
 }
 
 /// The merged events of a request's prompts.
@@ -114,10 +160,16 @@ pub(crate) struct Generation {
     grammars: Vec<Arc<Grammar>>,
     /// The field that asked for it.
     form_field: &'static str,
+    thinking: Option<ThinkingBudget>,
+    tells_progress: bool,
+    slots: Arc<Slots>,
+    /// What it asks for, for who asks about slots.
+    asked: Arc<SlotRequest>,
     priority: i32,
     cache_salt: Option<String>,
     prompt_only: bool,
-    num_prompts: usize,
+    /// Tokens of each prompt.
+    prompt_lens: Vec<usize>,
     waiting: VecDeque<(usize, Vec<u32>)>,
     running: Vec<Running>,
     /// Where the next round of polling begins, so that no prompt is always last.
@@ -129,6 +181,14 @@ pub(crate) struct Generation {
     usages: Vec<Option<Usage>>,
     /// Of the choices that are done.
     finish_reasons: Vec<&'static str>,
+    limit: PredictLimit,
+    /// When it began, and how long after that the first text came.
+    begun: Instant,
+    first_text: Option<Duration>,
+    /// Tokens of each choice that were passed on.
+    num_passed: Vec<usize>,
+    /// What is told of choices that were ended here.
+    last_words: VecDeque<Output>,
     ended: bool,
     span: tracing::Span,
     /// Where the request's line in the log finds what it cost.
@@ -145,6 +205,16 @@ impl Generation {
         prompt_param: &'static str,
         (active, time_limit): (ActiveGuard, TimeLimit),
     ) -> Result<Self, ApiError> {
+        let num_choices = prompts.len().saturating_mul(parameters.sampling.n);
+        if num_choices > MAX_ALL_CHOICES {
+            let message = format!(
+                "{} prompts with {} choices each are {num_choices} choices, and at most {MAX_ALL_CHOICES} are taken in one request; ask \
+                 about fewer prompts at a time, or for fewer choices",
+                prompts.len(),
+                parameters.sampling.n
+            );
+            return Err(ApiError::invalid("n", message));
+        }
         let engine = served.model.engine.clone();
         let context_len = served.model.context_len.min(engine.limits().context_len);
         if let Some(too_long) = prompts.iter().find(|tokens| tokens.len() >= context_len) {
@@ -157,10 +227,18 @@ impl Generation {
             engine,
             prompt_param,
             sampling: parameters.sampling.clone(),
+            thinking: parameters.thinking.clone(),
+            tells_progress: parameters.tells_progress && parameters.stream,
+            slots: Arc::clone(&served.slots),
+            asked: Arc::new(SlotRequest {
+                sampling: parameters.sampling.clone(),
+                samplers: parameters.samplers.clone(),
+                stream: parameters.stream,
+            }),
             priority: parameters.priority,
             cache_salt: parameters.cache_salt.clone(),
             prompt_only: parameters.prompt_only,
-            num_prompts: prompts.len(),
+            prompt_lens: prompts.iter().map(Vec::len).collect(),
             grammars: parameters.grammars.clone(),
             form_field: parameters.form.as_ref().map_or("allowed_token_ids", |form| form.field),
             running: Vec::new(),
@@ -170,6 +248,11 @@ impl Generation {
             totals: Totals::default(),
             usages: vec![None; prompts.len()],
             finish_reasons: vec![""; prompts.len() * parameters.sampling.n],
+            limit: PredictLimit::new(parameters.predict_limit, prompts.len() * parameters.sampling.n),
+            begun: Instant::now(),
+            first_text: None,
+            num_passed: vec![0; prompts.len() * parameters.sampling.n],
+            last_words: VecDeque::new(),
             waiting: prompts.into_iter().enumerate().collect(),
             ended: false,
             span: tracing::Span::current(),
@@ -183,21 +266,65 @@ impl Generation {
 
     /// Notes that a choice ended with calls of tools, for who asks how requests end.
     pub(crate) fn note_tool_calls(&mut self, choice: usize) {
-        self.finish_reasons[choice] = "tool_calls";
+        if let Some(reason) = self.finish_reasons.get_mut(choice) {
+            *reason = "tool_calls";
+        }
     }
 
-    /// What a prompt cost with all its choices, once they are complete.
-    pub(crate) fn usage_of(&self, prompt: usize) -> Option<Usage> {
-        self.usages[prompt]
-    }
-
-    /// Ends it before its time; what came so far is the answer.
-    pub(crate) fn stop(&mut self) {
-        self.ended = true;
+    /// Ends the choices that have not ended: what came so far is their answer.
+    pub(crate) fn cut(&mut self) {
         self.running.clear();
         self.waiting.clear();
-        let _in_span = self.span.enter();
-        tracing::info!("stopped: the request's own time for its answer is over");
+        let span = self.span.clone();
+        let _in_span = span.enter();
+        tracing::info!("cut: the request's own limit for its answer is reached");
+        for choice in self.limit.unfinished() {
+            let reason = FinishReason::Length;
+            self.finish_reasons[choice] = reason.as_str();
+            self.last_words.push_back(Output::Finished { choice, reason, piece: Piece::default() });
+        }
+        for prompt in 0..self.prompt_lens.len() {
+            if self.usages[prompt].is_none() {
+                let usage = self.usage_so_far(prompt);
+                self.usages[prompt] = Some(usage);
+                self.add(usage);
+            }
+        }
+        let totals = self.complete();
+        self.last_words.push_back(totals);
+    }
+
+    /// What a prompt has cost that the engine has not done with, as far as that is known here.
+    fn usage_so_far(&self, prompt: usize) -> Usage {
+        let first_text = self.first_text.unwrap_or_default();
+        Usage {
+            prompt_tokens: self.prompt_lens[prompt],
+            completion_tokens: self.num_passed[self.choices_of(prompt)].iter().sum(),
+            timings: Timings {
+                prefill_s: first_text.as_secs_f64(),
+                decode_s: self.begun.elapsed().saturating_sub(first_text).as_secs_f64(),
+                ..Timings::default()
+            },
+            ..Usage::default()
+        }
+    }
+
+    /// Notes what is passed on.
+    fn note(&mut self, output: &Output) {
+        match output {
+            Output::Text { choice, piece } => self.note_piece(*choice, piece),
+            Output::Finished { choice, piece, .. } => {
+                self.note_piece(*choice, piece);
+                self.limit.finish(*choice);
+            }
+            Output::PromptLogprobs { .. } | Output::Progress { .. } | Output::Totals(_) => {}
+        }
+    }
+
+    fn note_piece(&mut self, choice: usize, piece: &Piece) {
+        self.first_text.get_or_insert_with(|| self.begun.elapsed());
+        self.num_passed[choice] += piece.tokens.len();
+        self.limit.note(choice, &piece.text);
     }
 
     /// Submits prompts until the window is full. A full queue refuses a request that has not begun, and makes one that has
@@ -214,18 +341,23 @@ impl Generation {
                 prompt_tokens: tokens.clone(),
                 sampling: self.sampling.clone(),
                 grammar: self.grammars.get(prompt).map(|grammar| Grammar::clone(grammar)),
+                thinking: self.thinking.clone(),
+                tells_progress: self.tells_progress,
                 priority: self.priority,
                 cache_salt: self.cache_salt.clone(),
                 timeout,
             };
             match self.engine.submit(request) {
-                Ok(events) => self.running.push(Running { prompt, events }),
+                Ok(events) => {
+                    let slot = self.slots.enter(events.id(), &self.asked);
+                    self.running.push(Running { prompt, events, _slot: slot });
+                }
                 Err(SubmitError::QueueFull { .. }) if prompt > 0 => {
                     self.waiting.push_front((prompt, tokens));
                     self.pause = Some(Box::pin(tokio::time::sleep(QUEUE_PAUSE)));
                     break;
                 }
-                Err(error) => return Err(ApiError::from_submit(error, self.prompt_param)),
+                Err(error) => return Err(ApiError::of_engine(&self.engine, error, self.prompt_param)),
             }
         }
         Ok(())
@@ -233,6 +365,12 @@ impl Generation {
 
     /// The next piece of the request.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Output, ApiError>>> {
+        if self.limit.poll_is_over(context) && !self.ended {
+            self.cut();
+        }
+        if let Some(output) = self.last_words.pop_front() {
+            return Poll::Ready(Some(Ok(output)));
+        }
         if self.ended {
             return Poll::Ready(None);
         }
@@ -260,7 +398,12 @@ impl Generation {
             match self.poll_running(context) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(None) => {}
-                Poll::Ready(Some(result)) => return Poll::Ready(Some(result)),
+                Poll::Ready(Some(result)) => {
+                    if let Ok(output) = &result {
+                        self.note(output);
+                    }
+                    return Poll::Ready(Some(result));
+                }
             }
         }
     }
@@ -277,6 +420,11 @@ impl Generation {
             return Poll::Ready(match event {
                 Some(Event::PromptLogprobs(logprobs)) => {
                     Some(Ok(Output::PromptLogprobs { prompt: running.prompt, logprobs }))
+                }
+                Some(Event::PromptProgress { cached_tokens, computed_tokens, seconds }) => {
+                    let total = self.prompt_lens[running.prompt];
+                    let progress = Progress { total, cached: cached_tokens, computed: computed_tokens, seconds };
+                    Some(Ok(Output::Progress { prompt: running.prompt, progress }))
                 }
                 // Of prompts that become vectors, which are none of a generation's.
                 Some(Event::Embedding(_)) => None,
@@ -308,13 +456,15 @@ impl Generation {
     }
 
     fn add(&mut self, usage: Usage) {
-        self.totals.prompt_tokens += usage.prompt_tokens;
-        self.totals.cached_tokens += usage.cached_tokens;
-        // The one token that was chosen at the end of a prompt asked about alone is nobody's.
-        self.totals.completion_tokens += if self.prompt_only { 0 } else { usage.completion_tokens };
-        self.totals.guessed_tokens += usage.guessed_tokens;
-        self.totals.right_guesses += usage.right_guesses;
-        if self.num_prompts == 1 {
+        let Totals { prompt_tokens, cached_tokens, completion_tokens, guessed_tokens, right_guesses, .. } =
+            Totals::of(usage, self.prompt_only);
+        self.totals.prompt_tokens += prompt_tokens;
+        self.totals.cached_tokens += cached_tokens;
+        self.totals.completion_tokens += completion_tokens;
+        self.totals.guessed_tokens += guessed_tokens;
+        self.totals.right_guesses += right_guesses;
+        if self.prompt_lens.len() == 1 {
+            self.totals.miss = usage.miss;
             self.totals.recomputed_rows = Some(usage.recomputed_rows);
             self.totals.timings = Some(usage.timings);
         }
@@ -357,15 +507,23 @@ impl Source for Generation {
     }
 
     fn num_choices(&self) -> usize {
-        self.num_prompts * self.sampling.n
+        self.prompt_lens.len() * self.sampling.n
     }
 
     fn num_prompts(&self) -> usize {
-        self.num_prompts
+        self.prompt_lens.len()
+    }
+
+    fn prompt_tokens(&self) -> usize {
+        self.prompt_lens.iter().sum()
     }
 
     fn choices_of(&self, prompt: usize) -> Range<usize> {
         prompt * self.sampling.n..(prompt + 1) * self.sampling.n
+    }
+
+    fn totals_of(&self, prompt: usize) -> Option<Totals> {
+        self.usages[prompt].map(|usage| Totals::of(usage, self.prompt_only))
     }
 }
 

@@ -1,5 +1,6 @@
 //! The fields that ask for an answer of a certain form, under the names of OpenAI (`response_format`), vLLM
-//! (`structured_outputs`, `guided_*`), SGLang (`regex`, `ebnf`) and llama.cpp (`grammar`, `json_schema`).
+//! (`structured_outputs`, `guided_*`), SGLang (`regex`, `ebnf`), llama.cpp (`grammar`, `json_schema`), TGI (`value` of
+//! `response_format`) and mistral.rs (`grammar` of a `type`).
 //!
 //! One request, one form: two of them are refused rather than one of them ignored.
 
@@ -39,7 +40,7 @@ pub(crate) fn take(fields: &mut Fields) -> Result<Option<Form>, ApiError> {
     asked.add("guided_grammar", text(fields, "guided_grammar")?.map(GrammarSpec::grammar))?;
     asked.add("regex", text(fields, "regex")?.map(GrammarSpec::Regex))?;
     asked.add("ebnf", text(fields, "ebnf")?.map(GrammarSpec::grammar))?;
-    asked.add("grammar", text(fields, "grammar")?.map(GrammarSpec::grammar))?;
+    asked.add("grammar", grammar(fields)?)?;
     asked.add("json_schema", schema(fields, "json_schema")?)?;
     // Which library makes the masks changes nothing in the answer.
     fields.take("guided_decoding_backend");
@@ -64,31 +65,109 @@ impl Asked {
 
 /// OpenAI's field. The schema is followed whether or not `strict` is set: there is no weaker way here.
 fn response_format(fields: &mut Fields) -> Result<Option<GrammarSpec>, ApiError> {
+    const KINDS: &str = "text, json_object, json_schema or regex";
     let Some(mut format) = fields.object("response_format")? else { return Ok(None) };
     let kind = format.string("type")?;
     match kind.as_deref() {
         Some("text") => Ok(None),
         // llama.cpp takes a schema here too.
-        Some("json_object") => Ok(Some(schema(&mut format, "schema")?.unwrap_or(GrammarSpec::JsonObject))),
+        Some("json_object" | "json") => match schema(&mut format, "schema")? {
+            Some(spec) => Ok(Some(spec)),
+            None => Ok(Some(schema(&mut format, "value")?.unwrap_or(GrammarSpec::JsonObject))),
+        },
         Some("json_schema") => {
-            let nested = format.object("json_schema")?;
-            let spec = match nested {
-                Some(mut nested) => {
-                    nested.boolean("strict")?;
-                    schema(&mut nested, "schema")?
-                }
-                None => schema(&mut format, "schema")?,
+            let spec = match (format.object("json_schema")?, format.has("value")) {
+                (Some(nested), _) => named_schema(nested)?,
+                (None, true) => schema_or_named(&mut format, "value")?,
+                (None, false) => schema(&mut format, "schema")?,
             };
             let name = "response_format.json_schema.schema";
             let missing = || ApiError::missing(name, format!("{name} must be given where the type is json_schema"));
             spec.map(Some).ok_or_else(missing)
         }
+        Some("regex") => needed(text(&mut format, "value")?.map(GrammarSpec::Regex), &format),
+        Some(kind @ "structural_tag") => {
+            let message = format!("response_format.type must be {KINDS}; {kind} is not supported by this server");
+            Err(ApiError::unsupported("response_format.type", message))
+        }
         other => {
             let got = other.map_or_else(|| "nothing".to_owned(), |kind| show(&Value::from(kind)));
-            let message = format!("response_format.type must be text, json_object or json_schema, got {got}");
+            let message = format!("response_format.type must be {KINDS}, got {got}");
             Err(ApiError::invalid("response_format.type", message))
         }
     }
+}
+
+/// A schema beside its name, as OpenAI has it.
+fn named_schema(mut nested: Fields) -> Result<Option<GrammarSpec>, ApiError> {
+    nested.boolean("strict")?;
+    schema(&mut nested, "schema")
+}
+
+/// A schema, or one beside its name: an object with a `schema` that is none of JSON Schema's words.
+fn schema_or_named(fields: &mut Fields, field: &str) -> Result<Option<GrammarSpec>, ApiError> {
+    let is_named = fields.is_object_with(field, "schema");
+    if !is_named {
+        return schema(fields, field);
+    }
+    fields.object(field)?.map_or(Ok(None), named_schema)
+}
+
+/// `grammar`: a text as llama.cpp has it, or an object of a type and a value, as mistral.rs has it and TGI.
+fn grammar(fields: &mut Fields) -> Result<Option<GrammarSpec>, ApiError> {
+    const FIELD: &str = "grammar";
+    if !fields.is_object(FIELD) {
+        return Ok(text(fields, FIELD)?.map(GrammarSpec::grammar));
+    }
+    let Some(mut nested) = fields.object(FIELD)? else { return Ok(None) };
+    let kind = nested.string("type")?;
+    let spec = match kind.as_deref() {
+        Some("regex") => text(&mut nested, "value")?.map(GrammarSpec::Regex),
+        Some("json_schema" | "json" | "json_object") => schema_or_named(&mut nested, "value")?,
+        Some("lark") => text(&mut nested, "value")?.map(GrammarSpec::Lark),
+        Some("llguidance") => llguidance(&mut nested)?,
+        other => {
+            let got = other.map_or_else(|| "nothing".to_owned(), |kind| show(&Value::from(kind)));
+            let message = format!("grammar.type must be regex, json_schema, lark or llguidance, got {got}");
+            return Err(ApiError::invalid("grammar.type", message));
+        }
+    };
+    needed(spec, &nested)
+}
+
+/// llguidance's own form: a list of grammars that refer to each other, of which there may be one here.
+fn llguidance(nested: &mut Fields) -> Result<Option<GrammarSpec>, ApiError> {
+    let Some(mut value) = nested.object("value")? else { return Ok(None) };
+    let name = value.name_of("grammars");
+    let items = value.array("grammars")?.unwrap_or_default();
+    let num = items.len();
+    let mut items = items.into_iter();
+    let (Some(item), None) = (items.next(), items.next()) else {
+        let message = format!("{name} must be an array of one grammar on this server, got {num}");
+        return Err(ApiError::unsupported(name, message));
+    };
+    if let Some(most) = value.take("max_tokens") {
+        let name = value.name_of("max_tokens");
+        let message = format!("{name} is not supported by this server; give max_tokens (got {})", show(&most));
+        return Err(ApiError::unsupported(name, message));
+    }
+    let mut item = Fields::nested(&format!("{name}[0]"), item)?;
+    let lark = text(&mut item, "lark_grammar")?.map(GrammarSpec::Lark);
+    let schema = schema(&mut item, "json_schema")?;
+    match (lark, schema) {
+        (Some(_), Some(_)) | (None, None) => {
+            let name = format!("{name}[0]");
+            let message = format!("{name} must have either lark_grammar or json_schema");
+            Err(ApiError::invalid(name, message))
+        }
+        (lark, schema) => Ok(lark.or(schema)),
+    }
+}
+
+/// A form that must be there, in the field `value` of an object.
+fn needed(spec: Option<GrammarSpec>, object: &Fields) -> Result<Option<GrammarSpec>, ApiError> {
+    let name = object.name_of("value");
+    spec.map(Some).ok_or_else(|| ApiError::missing(&name, format!("{name} is missing; it is the form itself")))
 }
 
 /// vLLM's field of fields.
@@ -223,6 +302,54 @@ mod tests {
         check(json!({"ebnf": "root ::= \"a\""}), &gbnf);
         check(json!({"regex": "a|b"}), &GrammarSpec::Regex("a|b".to_owned()));
         check(json!({"json_schema": {}}), &GrammarSpec::JsonSchema(json!({})));
+    }
+
+    #[test]
+    fn forms_of_a_type_and_a_value_are_read() {
+        let schema = json!({"type": "integer"});
+        let json_schema = GrammarSpec::JsonSchema(schema.clone());
+        let regex = GrammarSpec::Regex("a+".to_owned());
+        let lark = GrammarSpec::Lark("start: \"a\"".to_owned());
+        let both = |kind: &str, value: &Value, expected: &GrammarSpec| {
+            check(json!({"grammar": {"type": kind, "value": value}}), expected);
+            check(json!({"response_format": {"type": kind, "value": value}}), expected);
+        };
+        both("regex", &json!("a+"), &regex);
+        for kind in ["json_schema", "json"] {
+            both(kind, &schema, &json_schema);
+            both(kind, &json!(schema.to_string()), &json_schema);
+        }
+        both("json_schema", &json!({"name": "n", "schema": schema}), &json_schema);
+        check(json!({"grammar": {"type": "lark", "value": "start: \"a\""}}), &lark);
+        let of_one = |one: Value| json!({"grammar": {"type": "llguidance", "value": {"grammars": [one]}}});
+        check(of_one(json!({"lark_grammar": "start: \"a\""})), &lark);
+        check(of_one(json!({"json_schema": schema})), &json_schema);
+    }
+
+    #[test]
+    fn forms_of_a_type_and_a_value_that_are_none_are_refused_by_their_place() {
+        let grammar = |kind: &str, value: Value| json!({"grammar": {"type": kind, "value": value}});
+        check_refused(grammar("xml", json!("a")), "grammar.type", &["xml", "llguidance"]);
+        check_refused(grammar("regex", json!(5)), "grammar.value", &["a string"]);
+        check_refused(grammar("regex", json!(null)), "grammar.value", &["missing"]);
+        check_refused(grammar("json_schema", json!(5)), "grammar.value", &["5"]);
+        check_refused(json!({"response_format": {"type": "regex"}}), "response_format.value", &["missing"]);
+        check_refused(
+            json!({"response_format": {"type": "structural_tag"}}),
+            "response_format.type",
+            &["not supported"],
+        );
+        let several = json!({"grammars": [{"lark_grammar": "a"}, {"lark_grammar": "b"}]});
+        check_refused(grammar("llguidance", several), "grammar.value.grammars", &["one grammar", "got 2"]);
+        let limited = json!({"grammars": [{"lark_grammar": "a"}], "max_tokens": 5});
+        check_refused(grammar("llguidance", limited), "grammar.value.max_tokens", &["not supported"]);
+        let neither = json!({"grammars": [{}]});
+        check_refused(grammar("llguidance", neither), "grammar.value.grammars[0]", &["lark_grammar"]);
+        check_refused(
+            json!({"grammar": {"type": "regex", "value": "a"}, "regex": "b"}),
+            "grammar",
+            &["regex and grammar"],
+        );
     }
 
     #[test]

@@ -12,6 +12,7 @@
 //!
 //! Scheduling and sampling are `taper-engine`'s, templates and tokens `taper-text`'s.
 
+mod absent;
 mod access;
 mod access_log;
 mod account_fields;
@@ -28,17 +29,22 @@ mod fields;
 mod generation;
 mod grammar_fields;
 mod hosts;
+mod http_metrics;
 mod io_timeout;
 mod middleware;
 mod mixed_prompt;
 mod models;
 mod parameters;
+mod predict_limit;
 mod prompt;
 mod rate_limit;
 mod reply;
 mod report;
 mod routes;
+mod sampler_fields;
+mod sampling_defaults;
 mod serve;
+mod slots;
 mod sockets;
 mod sse;
 mod state;
@@ -61,6 +67,7 @@ pub use hosts::{AllowedHosts, NotAHost};
 pub use models::{DeclaredModel, LoadedModel, ModelLimits, ModelLoader, Tell};
 pub use rate_limit::{NotARate, Rate};
 pub use report::{AnswerReport, RequestListener, RequestReport};
+pub use sampling_defaults::{SamplingDefault, SamplingDefaults};
 pub use serve::{app, run};
 pub use sockets::Socket;
 pub use state::{ServedModel, ServerState};
@@ -90,8 +97,10 @@ pub mod limits {
     pub const MAX_PROMPTS: usize = 512;
     /// Inputs in one request for embeddings, as in OpenAI's interface.
     pub const MAX_INPUTS: usize = 2048;
-    /// Choices per prompt (`n`, `best_of`).
-    pub const MAX_CHOICES: u64 = 16;
+    /// Choices per prompt (`n`, `best_of`), as in OpenAI's interface.
+    pub const MAX_CHOICES: u64 = 128;
+    /// Choices of all prompts of one request together. Each takes memory until all are complete, those that have long ended too.
+    pub const MAX_ALL_CHOICES: usize = 8192;
     /// Bytes, by a rough estimate, that one answer tells of its prompts, over all its choices: log-probabilities, ids of
     /// tokens, the text itself. A prompt costs little to compute: without a limit one request could have gigabytes written.
     pub const MAX_PROMPT_DETAIL_BYTES: usize = 64 << 20;
@@ -109,8 +118,10 @@ pub mod limits {
     pub const MAX_STOP_TOKENS: usize = 256;
     /// Bad words per request.
     pub const MAX_BAD_WORDS: usize = 256;
+    /// Texts of `dry_sequence_breakers`.
+    pub const MAX_DRY_BREAKERS: usize = 64;
     /// Bytes of a `cache_salt`.
     pub const MAX_SALT_BYTES: usize = 1024;
-    /// Bytes of one stop string or bad word.
+    /// Bytes of one stop string, bad word or sequence breaker.
     pub const MAX_STOP_BYTES: usize = 1024;
 }

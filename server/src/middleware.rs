@@ -27,7 +27,7 @@ pub(crate) async fn identify(State(state): State<ServerState>, mut request: Requ
     request.extensions_mut().insert(RequestId(id.as_str().into()));
     let span = tracing::info_span!("request", %id);
     let listener = state.config().on_request.as_ref().map(|listener| Listening::to(&request, &id, listener));
-    let mut response = access_log::handle(request, next, span, listener).await;
+    let mut response = access_log::handle(request, next, span, (listener, state.http())).await;
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }

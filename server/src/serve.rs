@@ -24,6 +24,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::task::JoinSet;
 use tower_http::catch_panic::CatchPanicLayer;
 
+use crate::absent;
 use crate::access::{self, Crowded};
 use crate::api::{messages, ollama};
 use crate::body;
@@ -73,7 +74,7 @@ async fn no_such_path(State(state): State<ServerState>, OriginalUri(uri): Origin
     } else if ollama::is_management(&path) {
         ollama::no_management(&path)
     } else {
-        ApiError::no_such_path(&path)
+        absent::at(&path).unwrap_or_else(|| ApiError::no_such_path(&path))
     }
 }
 
@@ -85,7 +86,8 @@ async fn method_not_allowed(
 ) -> ApiError {
     linger(request, &state);
     let method: String = method.as_str().chars().take(SHOWN_PATH).collect();
-    ApiError::method_not_allowed(&method, &uri.path().chars().take(SHOWN_PATH).collect::<String>())
+    let path: String = uri.path().chars().take(SHOWN_PATH).collect();
+    ApiError::method_not_allowed(&method, &path, absent::why_not(&method, &path))
 }
 
 /// Forgets the body of a request that is refused.
@@ -230,9 +232,10 @@ impl Door {
         let router = if is_crowded { &self.crowded } else { &self.router };
         let service = TowerToHyperService::new(router.clone());
         let acceptor = config.tls.as_ref().map(Tls::acceptor);
+        let open = self.state.http().connect(is_crowded);
         let stream = WriteTimeout::new(stream, timeouts.write_stall);
         async move {
-            let _place = place;
+            let _held = (place, open);
             let stream: Box<dyn Stream> = match acceptor {
                 None => Box::new(stream),
                 Some(acceptor) => match tokio::time::timeout(header, acceptor.accept(stream)).await {

@@ -17,9 +17,10 @@ use futures_core::Stream;
 use serde_json::Value;
 use tokio::time::{Instant, Sleep};
 
-use crate::answer::{AnswerPiece, Envelope, Next, Shape, Source, timings, usage};
+use crate::answer::{AnswerPiece, Envelope, Next, Shape, Source, prompt_progress, timings_of, usage, usage_so_far};
 use crate::errors::ApiError;
 use crate::generation::{Output, Totals};
+use crate::parameters::Parameters;
 
 /// The headers of every stream.
 pub(crate) const HEADERS: [(HeaderName, HeaderValue); 3] = [
@@ -34,7 +35,7 @@ pub(crate) async fn respond<S: Shape>(
     shape: S,
     envelope: Envelope,
     mut generation: S::Source,
-    include_usage: bool,
+    parameters: &Parameters,
     keep_alive: Duration,
 ) -> Result<Response, ApiError> {
     let first = match tokio::time::timeout(keep_alive, generation.next()).await {
@@ -49,7 +50,10 @@ pub(crate) async fn respond<S: Shape>(
         unopened: (0..generation.num_choices()).collect(),
         unfinished: generation.num_choices(),
         generation,
-        include_usage,
+        include_usage: parameters.include_usage,
+        continuous_usage: parameters.continuous_usage,
+        num_generated: 0,
+        timings: parameters.timings,
         ready: VecDeque::new(),
         held: None,
         interval: keep_alive,
@@ -72,6 +76,12 @@ struct Frames<S: Shape> {
     envelope: Envelope,
     generation: S::Source,
     include_usage: bool,
+    /// Whether every chunk tells of the usage so far.
+    continuous_usage: bool,
+    /// Tokens of all choices so far.
+    num_generated: usize,
+    /// Whether timings are asked for.
+    timings: Option<bool>,
     is_first: bool,
     /// Choices whose first chunk is not made yet.
     unopened: BTreeSet<usize>,
@@ -101,12 +111,20 @@ impl<S: Shape> Frames<S> {
                 self.shape.prompt_logprobs(prompt, logprobs);
                 self.open(self.generation.choices_of(prompt));
             }
+            Ok(Output::Progress { prompt, progress }) => {
+                let mut chunk = self.make(Vec::new());
+                chunk["prompt_progress"] = prompt_progress(&progress);
+                chunk["prompt_progress"]["prompt"] = prompt.into();
+                self.frame(&chunk.to_string());
+            }
             Ok(Output::Text { choice, piece }) => {
                 self.open(choice..choice + 1);
+                self.num_generated += piece.num_tokens();
                 self.delta(choice, &piece);
             }
             Ok(Output::Finished { choice, reason, mut piece }) => {
                 self.open(choice..choice + 1);
+                self.num_generated += piece.num_tokens();
                 // Tokens without text, such as the one that ends the text, go with the last chunk.
                 if !piece.is_blank() {
                     self.delta(choice, &std::mem::take(&mut piece));
@@ -132,7 +150,7 @@ impl<S: Shape> Frames<S> {
     }
 
     fn finish(&mut self, totals: &Totals) {
-        let timings = timings(totals);
+        let timings = timings_of(&self.generation, totals, self.timings);
         if let Some(mut held) = self.held.take() {
             if let Some(timings) = &timings {
                 held["timings"] = timings.clone();
@@ -162,7 +180,9 @@ impl<S: Shape> Frames<S> {
         if std::mem::take(&mut self.is_first) {
             self.shape.complete(&mut chunk);
         }
-        if self.include_usage {
+        if self.continuous_usage {
+            chunk["usage"] = usage_so_far(self.generation.prompt_tokens(), self.num_generated);
+        } else if self.include_usage {
             // OpenAI's streams hold a null here in all chunks but the one of usage.
             chunk["usage"] = Value::Null;
         }

@@ -12,8 +12,11 @@ use crate::chat::Dialect;
 use crate::config::ServerConfig;
 use crate::errors::ApiError;
 use crate::facts::{ServerFacts, Throughput};
+use crate::http_metrics::HttpMetrics;
 use crate::models::{DeclaredModel, Lease, ModelLimits, ModelLoader, Models};
 use crate::rate_limit::RateLimiter;
+use crate::sampling_defaults::SamplingDefaults;
+use crate::slots::Slots;
 use crate::timeouts::Timeouts;
 use crate::work::Work;
 
@@ -49,6 +52,8 @@ pub(crate) struct Served {
     pub(crate) grammars: Arc<GrammarCompiler>,
     /// How it writes thoughts and calls of tools.
     pub(crate) dialect: Dialect,
+    /// What the requests ask for that it computes.
+    pub(crate) slots: Arc<Slots>,
     throughput: Mutex<Throughput>,
 }
 
@@ -64,7 +69,8 @@ impl Served {
         let _ =
             std::thread::Builder::new().name("taper-grammar-vocabulary".to_owned()).spawn(move || prepared.prepare());
         let dialect = Dialect::of(model.template.as_ref(), &model.tokenizer);
-        Self { model, longest_token_bytes, grammars, dialect, throughput: Mutex::new(Throughput::new()) }
+        let (slots, throughput) = (Arc::default(), Mutex::new(Throughput::new()));
+        Self { model, longest_token_bytes, grammars, dialect, slots, throughput }
     }
 
     /// Ids that a request may name are below it.
@@ -90,6 +96,7 @@ struct Shared {
     config: ServerConfig,
     rate_limiter: Option<RateLimiter>,
     work: Work,
+    http: Arc<HttpMetrics>,
 }
 
 /// The state of a server. Clones share it.
@@ -123,6 +130,7 @@ impl ServerState {
             logged: Mutex::new(BTreeSet::new()),
             rate_limiter: config.rate_limit.map(RateLimiter::new),
             work: Work::new(config.max_body_bytes),
+            http: HttpMetrics::new(),
             config,
         }))
     }
@@ -141,12 +149,18 @@ impl ServerState {
         self.0.models.declare(models, limits, loader);
     }
 
-    /// Loads the first model that was declared and begins to serve; its engine. Blocks.
+    /// Loads the first model that was declared and begins to serve. Blocks.
     ///
     /// # Errors
     /// What the loader says; requests are refused with it.
-    pub fn load_first(&self) -> Result<EngineHandle, String> {
+    pub fn load_first(&self) -> Result<(), String> {
         self.0.models.load_first()
+    }
+
+    /// Waits until the engine of the only model has crashed, for ever where there are several models: a crashed one of these is loaded
+    /// anew.
+    pub async fn crashed(&self) {
+        self.0.models.crashed().await;
     }
 
     /// Begins to serve `model`, as the first one.
@@ -228,6 +242,11 @@ impl ServerState {
         &self.0.work
     }
 
+    /// What is counted of requests, whatever model they are for.
+    pub(crate) fn http(&self) -> &Arc<HttpMetrics> {
+        &self.0.http
+    }
+
     /// The models.
     pub(crate) fn models(&self) -> &Models {
         &self.0.models
@@ -267,10 +286,15 @@ impl ServerState {
         self.0.models.answers_to(id, name)
     }
 
+    /// What a request of the model `id` gets that does not say it, as far as the settings or the model's file say so.
+    pub(crate) fn sampling_defaults(&self, id: &str) -> SamplingDefaults {
+        self.config().sampling.or(self.0.models.facts(id).sampling)
+    }
+
     /// Counts a generation request until the guard is dropped.
     pub(crate) fn begin(&self) -> ActiveGuard {
         self.0.active.send_modify(|count| *count += 1);
-        ActiveGuard { state: self.clone(), lease: None }
+        ActiveGuard { state: self.clone(), lease: None, unloads: false }
     }
 
     /// True the first time it is asked about `name`.
@@ -285,6 +309,8 @@ pub(crate) struct ActiveGuard {
     state: ServerState,
     /// Its hold on its model.
     lease: Option<Lease>,
+    /// Whether the model is unloaded after it, if nobody else uses it.
+    unloads: bool,
 }
 
 impl ActiveGuard {
@@ -292,11 +318,25 @@ impl ActiveGuard {
     pub(crate) fn hold(&mut self, lease: Lease) {
         self.lease = Some(lease);
     }
+
+    /// Lets the model go before the request is over; its place.
+    pub(crate) fn release(&mut self) -> Option<usize> {
+        self.lease.take().map(|lease| lease.index())
+    }
+
+    /// Has the model unloaded when the request is over, unless others use it then.
+    pub(crate) fn unload_after(&mut self) {
+        self.unloads = true;
+    }
 }
 
 impl Drop for ActiveGuard {
     fn drop(&mut self) {
-        self.lease = None;
+        if let Some(index) = self.release()
+            && self.unloads
+        {
+            self.state.models().unload_idle(index);
+        }
         self.state.0.active.send_modify(|count| *count -= 1);
     }
 }

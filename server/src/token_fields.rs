@@ -1,39 +1,79 @@
 //! Fields that hold tokens: biases, lists of ids, and words.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 use taper_text::{EncodeOptions, Tokenizer};
 
 use crate::errors::ApiError;
 use crate::fields::{Fields, integer_of, show};
 use crate::limits::{MAX_BAD_WORDS, MAX_STOP_BYTES};
+use crate::mixed_prompt;
+use crate::state::Served;
 
-/// `logit_bias`: an object from token ids, written as strings, to biases.
-pub(crate) fn logit_bias(fields: &mut Fields) -> Result<Vec<(u32, f32)>, ApiError> {
-    let biases = match fields.take("logit_bias") {
-        None => return Ok(Vec::new()),
-        // What a client in a language without typed empty maps sends.
-        Some(Value::Array(items)) if items.is_empty() => return Ok(Vec::new()),
-        Some(Value::Object(biases)) => biases,
+/// What is added to the logits of tokens, and tokens that are never chosen.
+#[derive(Debug, Default)]
+pub(crate) struct Biases {
+    pub(crate) added: Vec<(u32, f32)>,
+    pub(crate) banned: Vec<u32>,
+}
+
+/// `logit_bias`: an object from token ids, or as llama.cpp has it from texts, or an array of `[id or text, bias]`. A text stands for
+/// each of its tokens, a bias of `false` for never. Of two biases of a token the last counts.
+pub(crate) fn logit_bias(fields: &mut Fields, served: &Served) -> Result<Biases, ApiError> {
+    const FIELD: &str = "logit_bias";
+    let invalid = |message: String| Err(ApiError::invalid(FIELD, message));
+    let pairs: Vec<(Value, Value)> = match fields.take(FIELD) {
+        None => return Ok(Biases::default()),
+        Some(Value::Object(object)) => {
+            let id = |name: String| name.parse::<u32>().map_or(Value::String(name), Value::from);
+            object.into_iter().map(|(name, bias)| (id(name), bias)).collect()
+        }
+        Some(Value::Array(items)) => {
+            let mut pairs = Vec::with_capacity(items.len());
+            for item in items {
+                match item {
+                    Value::Array(mut pair) if pair.len() == 2 => {
+                        let bias = pair.pop().unwrap_or_default();
+                        pairs.push((pair.pop().unwrap_or_default(), bias));
+                    }
+                    other => {
+                        return invalid(format!("each item of {FIELD} must be [token, bias], got {}", show(&other)));
+                    }
+                }
+            }
+            pairs
+        }
         Some(other) => {
-            let message = format!("logit_bias must be an object from token ids to biases, got {}", show(&other));
-            return Err(ApiError::invalid("logit_bias", message));
+            return invalid(format!("{FIELD} must be an object or an array of [token, bias], got {}", show(&other)));
         }
     };
-    let read = |(token, bias): (String, Value)| {
-        let id = token.parse().map_err(|_| {
-            let got = show(&Value::String(token.clone()));
-            ApiError::invalid("logit_bias", format!("a name in logit_bias must be a token id, got {got}"))
-        })?;
+    let (mut added, mut banned) = (BTreeMap::new(), Vec::new());
+    for (token, bias) in pairs {
+        let tokens = match &token {
+            Value::String(text) => {
+                let options = EncodeOptions { parse_special: true, add_bos: false };
+                crate::prompt::encode_with(served, text, FIELD, options)?
+            }
+            id => mixed_prompt::tokens(std::slice::from_ref(id), served, FIELD)?,
+        };
         match bias.as_f64() {
-            Some(number) if (-100.0..=100.0).contains(&number) => Ok((id, number as f32)),
+            Some(number) if (-100.0..=100.0).contains(&number) => {
+                added.extend(tokens.into_iter().map(|token| (token, number as f32)));
+            }
+            None if bias == Value::Bool(false) && banned.len() + tokens.len() <= MAX_BAD_WORDS => banned.extend(tokens),
+            None if bias == Value::Bool(false) => {
+                return invalid(format!("{FIELD} rules out more than {MAX_BAD_WORDS} tokens"));
+            }
             _ => {
-                let message =
-                    format!("a bias in logit_bias must be a number between -100 and 100, got {}", show(&bias));
-                Err(ApiError::invalid("logit_bias", message))
+                let got = show(&bias);
+                return invalid(format!(
+                    "a bias in {FIELD} must be a number between -100 and 100, or false, got {got}"
+                ));
             }
         }
-    };
-    biases.into_iter().map(read).collect()
+    }
+    Ok(Biases { added: added.into_iter().collect(), banned })
 }
 
 /// A list of token ids.

@@ -86,10 +86,23 @@ impl TokenWriter {
 
     /// A token and its log-probability as llama-server writes them.
     pub(crate) fn entry_with_id(&self, token: u32, logprob: f32) -> Value {
+        let mut entry = self.with_id(token);
+        entry["logprob"] = number(logprob);
+        entry
+    }
+
+    /// The same with its probability itself.
+    pub(crate) fn entry_with_probability(&self, token: u32, logprob: f32) -> Value {
+        let mut entry = self.with_id(token);
+        entry["prob"] = json!(logprob.exp());
+        entry
+    }
+
+    fn with_id(&self, token: u32) -> Value {
         let bytes = self.tokenizer.token_bytes(token).unwrap_or_default();
         // Bytes that are no whole character have no text of their own; `bytes` has them.
         let text = String::from_utf8_lossy(bytes);
-        json!({ "id": token, "token": text, "bytes": bytes, "logprob": number(logprob) })
+        json!({ "id": token, "token": text, "bytes": bytes })
     }
 
     /// vLLM's `prompt_logprobs`: for each token but the first an object from ids to log-probabilities and ranks.

@@ -34,8 +34,8 @@ fn on(value: &Value) -> bool {
 fn zero(value: &Value) -> bool {
     value.as_f64() == Some(0.0)
 }
-fn zero_or_off(value: &Value) -> bool {
-    zero(value) || off(value)
+fn negative(value: &Value) -> bool {
+    value.as_f64().is_some_and(|number| number < 0.0)
 }
 fn one(value: &Value) -> bool {
     value.as_f64() == Some(1.0)
@@ -59,11 +59,12 @@ fn none(value: &Value) -> bool {
     value == "none"
 }
 
-/// Parameters of OpenAI, vLLM and llama.cpp that would change the answer and are not there.
+/// Parameters of OpenAI and of peers that would change the answer and are not there.
 const UNSUPPORTED: &[Row] = &[
     // OpenAI
     Row("store", off),
     Row("service_tier", usual_tier),
+    Row("max_output_tokens", never),
     Row("functions", empty),
     Row("function_call", no_forced_tool),
     // Of the chat endpoint alone.
@@ -73,6 +74,12 @@ const UNSUPPORTED: &[Row] = &[
     Row("reasoning_effort", none),
     Row("include_reasoning", Value::is_boolean),
     Row("reasoning_format", Value::is_string),
+    Row("thinking_token_budget", negative),
+    Row("thinking_budget_tokens", negative),
+    Row("reasoning_budget_tokens", negative),
+    Row("enable_thinking", never),
+    Row("reasoning_budget_message", empty),
+    Row("reasoning_control", off),
     // Of the completions endpoint alone.
     Row("best_of", at_most_one),
     Row("echo", off),
@@ -94,18 +101,65 @@ const UNSUPPORTED: &[Row] = &[
     Row("logits_processors", empty),
     Row("chat_template", never),
     Row("documents", empty),
+    Row("structural_tag", empty),
+    Row("repetition_detection", empty),
+    Row("detokenize", on),
+    Row("early_stopping", off),
+    Row("mm_processor_kwargs", empty),
+    Row("media_io_kwargs", empty),
+    Row("kv_transfer_params", empty),
+    Row("vllm_xargs", empty),
+    // SGLang
+    Row("stop_regex", empty),
+    Row("no_stop_trim", off),
+    Row("min_new_tokens", zero),
+    Row("max_new_tokens", never),
+    Row("custom_logit_processor", empty),
+    Row("custom_params", empty),
+    Row("lora_path", empty),
+    Row("session_params", empty),
+    Row("return_hidden_states", off),
+    Row("separate_reasoning", on),
+    Row("stream_reasoning", on),
+    // TGI, mistral.rs, Ollama, Anthropic, Alibaba
+    Row("adapter_id", empty),
+    Row("tool_prompt", empty),
+    Row("guideline", empty),
+    Row("truncate_sequence", off),
+    Row("adapters", empty),
+    Row("think", never),
+    Row("thinking", never),
+    Row("thinking_budget", never),
     // llama.cpp
     Row("n_predict", never),
-    Row("top_n_sigma", |value| value.as_f64().is_some_and(|sigma| sigma <= 0.0)),
-    Row("mirostat", zero),
-    Row("xtc_probability", zero),
-    Row("dry_multiplier", zero),
-    Row("dynatemp_range", zero),
     Row("n_probs", zero),
+    Row("post_sampling_probs", off),
     Row("return_tokens", off),
-    Row("samplers", never),
     Row("lora", empty),
-    Row("min_keep", zero_or_off),
+    Row("n_cmpl", one),
+    Row("n_indent", zero),
+    Row("response_fields", empty),
+    Row("grammar_lazy", off),
+    Row("grammar_triggers", empty),
+    Row("preserved_tokens", empty),
+    Row("image_data", empty),
+    Row("adaptive_target", negative),
+    Row("parse_tool_calls", on),
+    Row("generation_prompt", empty),
+];
+
+/// What they are called here, where it is there under another name.
+const NAMES_HERE: &[(&str, &str)] = &[
+    ("n_predict", "max_tokens"),
+    ("max_new_tokens", "max_tokens"),
+    ("max_output_tokens", "max_tokens"),
+    ("min_new_tokens", "min_tokens"),
+    ("no_stop_trim", "include_stop_str_in_output"),
+    ("n_cmpl", "n"),
+    ("think", "enable_thinking on chat completions"),
+    ("thinking", "enable_thinking on chat completions"),
+    ("thinking_budget", "thinking_token_budget on chat completions"),
+    ("separate_reasoning", "reasoning_format on chat completions"),
 ];
 
 /// Fields that say who asks, how to account for it or what to cache: the answer is the same with and without.
@@ -122,13 +176,13 @@ const HARMLESS: &[&str] = &[
     "id_slot",
     "request_id",
     "timings_per_token",
-    "timings",
 ];
 
 /// The ends of paths to such fields inside other objects: names, what answers say of their parts and clients send back with them,
 /// and what to cache, which is done unasked.
 const HARMLESS_INSIDE: &[&str] = &[
     ".json_schema.name",
+    ".value.name",
     ".id",
     ".index",
     ".status",
@@ -152,7 +206,8 @@ pub(crate) fn check_rest(fields: Fields, state: &ServerState) -> Result<Vec<Stri
         if let Some(value) = rest.remove(*name)
             && !asks_for_nothing(&value)
         {
-            let hint = if *name == "n_predict" { "; its name here is max_tokens" } else { "" };
+            let here = NAMES_HERE.iter().find(|(other, _)| other == name);
+            let hint = here.map(|(_, here)| format!("; its name here is {here}")).unwrap_or_default();
             let message = format!(
                 "{name} is not supported by this server{hint}; leave it out (got {})",
                 crate::fields::show(&value)

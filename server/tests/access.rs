@@ -45,6 +45,8 @@ async fn without_a_key_only_the_open_paths_answer() {
     for (method, path) in [
         (Method::POST, COMPLETIONS),
         (Method::POST, CHAT),
+        (Method::POST, "/models/unload"),
+        (Method::POST, "/v1/models/unload"),
         (Method::GET, "/v1/models"),
         (Method::GET, "/v1/models/default"),
         (Method::GET, "/health/"),

@@ -57,9 +57,21 @@ fn check_timings(timings: &Value) {
     for part in ["queue_ms", "prompt_ms", "predicted_ms", "sample_ms", "detokenize_ms"] {
         assert!(timings[part].as_f64().is_some_and(|ms| ms >= 0.0), "{part} in {timings}");
     }
+    assert!(timings["cache_miss_reason"].is_string() || timings["cache_miss_reason"].is_null(), "{timings}");
     for count in ["cache_n", "draft_n", "draft_n_accepted", "recomputed_rows"] {
         assert!(timings[count].is_u64(), "{count} in {timings}");
     }
+}
+
+#[tokio::test]
+async fn timings_are_left_out_where_nobody_wants_them() {
+    let body = chat(&state(), json!({ "timings": false })).await.json();
+    assert_eq!(body.get("timings"), None);
+    let streamed = chat(&state(), json!({ "timings": false, "stream": true })).await;
+    assert!(streamed.chunks().iter().all(|chunk| chunk.get("timings").is_none()));
+    check_timings(&chat(&state(), json!({ "timings": true })).await.json()["timings"]);
+    let answer = chat(&state(), json!({ "timings": "yes" })).await;
+    assert_eq!((answer.status.as_u16(), &answer.error()["param"]), (400, &json!("timings")));
 }
 
 #[tokio::test]
@@ -154,6 +166,45 @@ async fn usage_is_a_chunk_of_its_own_when_asked_for() {
         assert_eq!(chunk.get("usage"), Some(&Value::Null));
     }
     assert_eq!(rest.last().unwrap()["choices"][0]["finish_reason"], "stop");
+}
+
+#[tokio::test]
+async fn usage_is_in_every_chunk_when_asked_for() {
+    let state = state();
+    let whole = chat(&state, json!({ "n": 2 })).await.json()["usage"].clone();
+    for (include_usage, num_last) in [(true, 1), (false, 0)] {
+        let options = json!({ "include_usage": include_usage, "continuous_usage_stats": true });
+        let chunks = chat(&state, json!({ "n": 2, "stream": true, "stream_options": options })).await.chunks();
+        let mut before = 0;
+        for chunk in &chunks {
+            let usage = &chunk["usage"];
+            assert_eq!(usage["prompt_tokens"], whole["prompt_tokens"], "{chunk}");
+            let now = usage["completion_tokens"].as_u64().unwrap();
+            assert!(now >= before, "{chunk}");
+            before = now;
+        }
+        assert_eq!(before, whole["completion_tokens"].as_u64().unwrap());
+        let last = chunks.iter().filter(|chunk| chunk["choices"].as_array().unwrap().is_empty());
+        assert_eq!(last.count(), num_last);
+    }
+    for path in ["/v1/messages", "/v1/responses"] {
+        let body = json!({
+            "input": "Hi", "messages": [{ "role": "user", "content": "Hi" }], "max_tokens": 5,
+            "stream": true, "stream_options": { "continuous_usage_stats": true },
+        });
+        let answer = post(&state, path, &body).await;
+        assert!(answer.status == 400 && answer.body.contains("continuous_usage_stats"), "{}", answer.body);
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_obfuscated_and_who_asks_for_it_is_told() {
+    let asked = |include: bool| json!({ "stream": true, "stream_options": { "include_obfuscation": include } });
+    let answer = chat(&state(), asked(false)).await;
+    assert!(answer.status == 200 && answer.headers.get("x-taper-ignored-fields").is_none());
+    let answer = chat(&state(), asked(true)).await;
+    assert_eq!(answer.headers["x-taper-ignored-fields"], "stream_options.include_obfuscation");
+    assert_eq!(chat(&state(), asked(true)).await.chunks().len(), chat(&state(), asked(false)).await.chunks().len());
 }
 
 #[tokio::test]

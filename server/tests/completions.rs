@@ -152,3 +152,69 @@ async fn usage_of_a_stream_is_that_of_the_whole_answer() {
     assert_eq!(last["choices"], json!([]));
     assert_eq!(last["usage"]["total_tokens"], 12);
 }
+
+#[tokio::test]
+async fn timings_of_several_prompts_are_told_where_they_are_asked_for() {
+    let (state, _engine) = counting(2, EngineConfig::default());
+    let fields = |more: Value| {
+        let mut fields = json!({ "prompt": ["p0:", "p1:"], "n": 2 });
+        fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        fields
+    };
+    assert_eq!(complete(&state, fields(json!({}))).await.json().get("timings"), None);
+    let check = |timings: &Value| {
+        let timings = timings.as_array().unwrap_or_else(|| panic!("{timings}"));
+        let counts: Vec<(&Value, &Value)> =
+            timings.iter().map(|timings| (&timings["prompt_n"], &timings["predicted_n"])).collect();
+        // Two choices of two letters and an end, of each.
+        assert_eq!(counts, [(&json!(3), &json!(6)), (&json!(3), &json!(6))]);
+    };
+    check(&complete(&state, fields(json!({ "timings": true }))).await.json()["timings"]);
+    let chunks = complete(&state, fields(json!({ "timings": true, "stream": true }))).await.chunks();
+    check(&chunks.last().unwrap()["timings"]);
+}
+
+#[tokio::test]
+async fn an_answer_ends_at_a_line_break_when_its_own_time_is_over() {
+    // The model waits for ever after some tokens: only the time can end the answer.
+    for stream in [false, true] {
+        for path in [CHAT, COMPLETIONS] {
+            let (runner, gate) = StubRunner::new(limits(), |_| u32::from(b'\n')).with_gate();
+            let (state, engine) = state_with(runner, EngineConfig::default(), Timeouts::default());
+            gate.allow(3);
+            let body = json!({
+                "prompt": "a", "messages": [{ "role": "user", "content": "a" }], "max_tokens": 100,
+                "t_max_predict_ms": 1, "stream": stream, "stream_options": stream.then(|| json!({ "include_usage": true })),
+            });
+            let answer = post(&state, path, &body).await;
+            assert_eq!(answer.status, 200, "{}", answer.body);
+            let (reason, usage) = if stream {
+                let chunks = answer.chunks();
+                let end =
+                    chunks.iter().map(|chunk| &chunk["choices"][0]["finish_reason"]).find(|reason| reason.is_string());
+                (end.unwrap().clone(), chunks.last().unwrap()["usage"].clone())
+            } else {
+                (answer.json()["choices"][0]["finish_reason"].clone(), answer.json()["usage"].clone())
+            };
+            assert_eq!(reason, "length");
+            assert!(usage["completion_tokens"].as_u64().unwrap() >= 1, "{usage}");
+            gate.open();
+            eventually("the sequence is given up", || engine.status().running == 0).await;
+        }
+    }
+    // Without a line break it goes on to its end.
+    let body = complete(&state(), json!({ "t_max_predict_ms": 1, "max_tokens": 64 })).await.json();
+    assert_eq!(body["choices"][0]["finish_reason"], "stop");
+}
+
+#[tokio::test]
+async fn as_many_choices_are_answered_as_may_be_asked_for() {
+    let state = state();
+    let body = complete(&state, json!({ "n": 128, "max_tokens": 3, "temperature": 0 })).await.json();
+    let choices = body["choices"].as_array().unwrap_or_else(|| panic!("{body}"));
+    assert_eq!((choices.len(), &body["usage"]["completion_tokens"]), (128, &json!(3 * 128)));
+    assert!(choices.iter().all(|choice| choice["text"] == choices[0]["text"]));
+    let answer = complete(&state, json!({ "prompt": vec!["a"; 65], "n": 128 })).await;
+    assert_eq!((answer.status.as_u16(), &answer.error()["param"]), (400, &json!("n")));
+    assert!(answer.error()["message"].as_str().unwrap().contains("8320 choices"), "{}", answer.body);
+}

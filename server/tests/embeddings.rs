@@ -411,3 +411,39 @@ async fn a_server_that_stops_takes_no_inputs() {
     let answer = embed(&state, json!({ "input": "a" })).await;
     assert_eq!((answer.status.as_u16(), &answer.error()["code"]), (503, &json!("server_draining")));
 }
+
+/// The vectors of llama-server's answer.
+async fn native(state: &ServerState, path: &str, fields: Value) -> Vec<Vec<f32>> {
+    let answer = post(state, path, &fields).await;
+    assert_eq!(answer.status, 200, "{fields}: {}", answer.body);
+    let body = answer.json();
+    let items = body.as_array().unwrap_or_else(|| panic!("{body}"));
+    let vector = |(index, item): (usize, &Value)| {
+        assert_eq!((&item["index"], item["embedding"].as_array().map(Vec::len)), (&json!(index), Some(1)));
+        floats(&item["embedding"][0])
+    };
+    items.iter().enumerate().map(vector).collect()
+}
+
+#[tokio::test]
+async fn llama_servers_paths_answer_in_its_words() {
+    let state = plain();
+    let [a, b] = ["a first text", "and quite another"].map(tokens_of);
+    for path in ["/embedding", "/embeddings"] {
+        assert_eq!(native(&state, path, json!({ "content": "a first text" })).await, [usual(&a)]);
+        let both = json!({ "input": ["a first text", b], "embd_normalize": 2 });
+        assert_eq!(native(&state, path, both).await, [usual(&a), usual(&b)]);
+        let as_it_is = json!({ "content": "a first text", "embd_normalize": -1, "pooling": "last" });
+        assert_eq!(native(&state, path, as_it_is).await, [raw(&a, Pooling::Last)]);
+    }
+    for (fields, param) in [
+        (json!({}), "input"),
+        (json!({ "content": "a", "input": "b" }), "content"),
+        (json!({ "content": ["a", 5] }), "content[1]"),
+        (json!({ "content": "a", "embd_normalize": 0 }), "embd_normalize"),
+        (json!({ "content": "a", "encoding_format": "base64" }), "encoding_format"),
+    ] {
+        let answer = post(&state, "/embedding", &fields).await;
+        assert_eq!((answer.status.as_u16(), &answer.error()["param"]), (400, &json!(param)), "{fields}");
+    }
+}

@@ -8,7 +8,7 @@ use axum::http::Request;
 use serde_json::{Value, json};
 use support::*;
 use taper_engine::EngineConfig;
-use taper_server::{ServerFacts, ServerState, Timeouts};
+use taper_server::{SamplingDefaults, ServerFacts, ServerState, Timeouts};
 
 fn facts() -> ServerFacts {
     let options = json!({ "max_batch": 16, "ctx": null });
@@ -19,6 +19,7 @@ fn facts() -> ServerFacts {
         num_params: Some(1_000_000),
         model_bytes: Some(4_000_000),
         trained_context_len: Some(2048),
+        sampling: SamplingDefaults::NONE,
         device: Some("cpu".to_owned()),
         options: options.as_object().unwrap().clone(),
     }
@@ -72,6 +73,7 @@ async fn models_tell_what_is_known_of_them() {
     let card = ask(&state, &format!("/v1/models/{MODEL}")).await;
     assert_eq!(card["max_model_len"], 512);
     assert_eq!((&card["root"], &card["owned_by"]), (&json!(MODEL), &json!("taper")));
+    assert_eq!(card["aliases"], json!(["tiny"]));
     let meta = &card["meta"];
     assert_eq!(
         (&meta["n_ctx_train"], &meta["n_params"], &meta["size"]),
@@ -127,7 +129,8 @@ async fn loads_count_what_runs_and_what_waits() {
         assert_eq!(load["queues"]["waiting"], 2);
     }
     let slots = ask(&state, "/slots").await;
-    assert_eq!(slots, json!([{ "id": 0, "n_ctx": 512, "speculative": true, "is_processing": true }]));
+    let told = |field: &str| slots[0][field].clone();
+    assert_eq!((told("id"), told("n_ctx"), told("is_processing")), (json!(0), json!(512), json!(true)), "{slots}");
     let answer = get(&state, "/slots?fail_on_no_slot=1").await;
     assert_eq!((answer.status.as_u16(), &answer.error()["code"]), (503, &json!("busy")));
 
@@ -173,7 +176,7 @@ async fn props_tell_clients_of_llama_server_what_they_look_for() {
 
 #[tokio::test]
 async fn other_paths_and_methods_are_refused_with_what_there_is() {
-    for path in ["/infill", "/v1/nothing", "/slots/0", "/lora-adapters"] {
+    for path in ["/v1/nothing", "/slotted"] {
         let answer = post(&state(), path, &json!({})).await;
         assert_eq!((answer.status.as_u16(), &answer.error()["code"]), (404, &json!("unknown_url")));
         let message = answer.error()["message"].as_str().unwrap().to_owned();
@@ -181,6 +184,7 @@ async fn other_paths_and_methods_are_refused_with_what_there_is() {
     }
     for (method, path, allowed) in [
         ("POST", "/props", "GET,HEAD"),
+        ("POST", "/lora-adapters", "GET,HEAD"),
         ("POST", "/live", "GET,HEAD"),
         ("GET", "/tokenize", "POST"),
         ("DELETE", "/completion", "POST"),
@@ -188,4 +192,80 @@ async fn other_paths_and_methods_are_refused_with_what_there_is() {
         let answer = send(&state(), Request::builder().method(method).uri(path).body(Body::empty()).unwrap()).await;
         assert_eq!((answer.status.as_u16(), answer.headers["allow"].to_str().unwrap()), (405, allowed), "{path}");
     }
+}
+
+#[tokio::test]
+async fn what_other_servers_have_is_refused_with_its_reason() {
+    for (path, part) in [
+        ("/rerank", "reranking model"),
+        ("/v1/rerank", "reranking model"),
+        ("/infill", "between two texts"),
+        ("/slots/0", "--cache-dir"),
+        ("/props", "settings of a server"),
+        ("/lora-adapters", "no adapters"),
+    ] {
+        let answer = post(&state(), path, &json!({})).await;
+        assert!(answer.status.is_client_error(), "{path}: {}", answer.status);
+        let message = answer.error()["message"].as_str().unwrap().to_owned();
+        assert!(message.contains(path) && message.contains(part), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn llama_servers_paths_answer_as_those_that_they_stand_for() {
+    let state = state();
+    assert_eq!(ask(&state, "/models").await, ask(&state, "/v1/models").await);
+    assert_eq!(ask(&state, "/lora-adapters").await, json!([]));
+    let body = json!({ "messages": [{ "role": "user", "content": "Hi" }] });
+    let answer = post(&state, "/chat/completions", &body).await.json();
+    assert_eq!(answer["choices"][0]["message"]["content"], REPLY);
+    let count = |path: &'static str| {
+        let (state, body) = (state.clone(), body.clone());
+        async move { post(&state, path, &body).await.json() }
+    };
+    assert_eq!(count("/chat/completions/input_tokens").await, count("/v1/chat/completions/input_tokens").await);
+    let answer = post(&state, "/responses", &json!({ "input": "Hi" })).await.json();
+    assert_eq!(answer["output"][0]["content"][0]["text"], REPLY);
+}
+
+#[tokio::test]
+async fn a_running_slot_tells_of_its_request() {
+    let (runner, gate) = babbling().with_gate();
+    let (state, engine) = state_with(runner, EngineConfig::default(), Timeouts::default());
+    let idle = ask(&state, "/slots").await;
+    assert!(idle.as_array().unwrap().iter().all(|slot| slot["is_processing"] == false && slot.get("params").is_none()));
+    let body = json!({ "prompt": "Once", "max_tokens": 9, "temperature": 0.5, "top_k": 7 });
+    let asking = tokio::spawn({
+        let state = state.clone();
+        async move { post(&state, COMPLETIONS, &body).await }
+    });
+    gate.allow(2);
+    eventually("it runs", || engine.running().iter().any(|running| running.generated_tokens > 0)).await;
+    let slots = ask(&state, "/slots").await;
+    let slot = &slots[0];
+    assert_eq!(
+        (&slot["is_processing"], &slot["n_prompt_tokens"], &slot["n_ctx"]),
+        (&json!(true), &json!(4), &json!(512))
+    );
+    assert!(slot["id_task"].is_u64(), "{slot}");
+    assert_eq!((&slot["params"]["top_k"], &slot["params"]["n_predict"]), (&json!(7), &json!(9)));
+    let next = &slot["next_token"];
+    assert_eq!(next["n_decoded"].as_u64().unwrap() + next["n_remain"].as_u64().unwrap(), 9);
+    assert_eq!(slots[1]["is_processing"], false);
+    gate.open();
+    assert_eq!(asking.await.unwrap().status, 200);
+    eventually("nothing runs", || engine.running().is_empty()).await;
+    assert_eq!(ask(&state, "/slots").await[0]["is_processing"], false);
+}
+
+#[tokio::test]
+async fn timings_say_why_the_cache_had_no_more() {
+    let state = state();
+    let reason = |prompt: String| {
+        let state = state.clone();
+        async move { complete(&state, json!({ "prompt": prompt })).await.json()["timings"]["cache_miss_reason"].clone() }
+    };
+    assert_eq!(reason("a".repeat(40)).await, "new");
+    assert_eq!(reason("a".repeat(40)).await, Value::Null);
+    assert_eq!(reason(format!("{}b{}", "a".repeat(20), "a".repeat(20))).await, "departs at token 20");
 }

@@ -6,7 +6,7 @@ mod support;
 use serde_json::{Value, json};
 use support::*;
 use taper_engine::stub::StubRunner;
-use taper_engine::{EngineConfig, EngineHandle};
+use taper_engine::{EngineConfig, EngineHandle, RunnerLimits};
 use taper_server::{ServerState, Timeouts};
 
 const COMPLETION: &str = "/completion";
@@ -160,7 +160,24 @@ async fn parameters_reach_the_sampler_under_llama_cpps_names() {
         (json!({ "logit_bias": [["b", false], ["c", -100]] }), "azazazaza"),
         (json!({ "presence_penalty": 1.5, "n_predict": 4 }), "abca"),
         (json!({ "presence_penalty": 2, "frequency_penalty": 1, "repeat_last_n": 0, "n_predict": 6 }), "abcabc"),
+        (json!({ "presence_penalty": 1.9, "frequency_penalty": 1, "repeat_last_n": 2, "n_predict": 6 }), "abcabc"),
+        (json!({ "presence_penalty": 1.9, "frequency_penalty": 1, "repeat_last_n": 3, "n_predict": 6 }), "abczab"),
         (json!({ "temperature": 1, "samplers": ["temperature", "top_k"], "top_k": 1, "min_p": 0.5 }), "abcabcabc"),
+        (json!({ "temperature": 1, "samplers": ["top_k", "temperature"], "top_k": 1 }), "abcabcabc"),
+        (json!({ "samplers": "edskypmxt" }), "abcabcabc"),
+        // Without the most probable letter the second best is left, before a temperature of 0 or in place of it.
+        (json!({ "samplers": "kx", "top_k": 2, "xtc_probability": 1, "xtc_threshold": 0.01, "n_predict": 3 }), "zzz"),
+        (json!({ "samplers": "kxt", "top_k": 2, "xtc_probability": 1, "xtc_threshold": 0.01, "n_predict": 3 }), "zzz"),
+        (json!({ "xtc_probability": 1, "xtc_threshold": 0.01, "n_predict": 3 }), "abc"),
+        (json!({ "temperature": 100, "top_n_sigma": 5, "min_p": 0, "top_k": 1, "n_predict": 3 }), "abc"),
+        (json!({ "temperature": 1, "mirostat": 2, "mirostat_tau": 0, "n_predict": 3 }), "abc"),
+        (json!({ "temperature": 1, "mirostat": 1, "mirostat_tau": 0, "n_predict": 3 }), "abc"),
+        // After "abcab" a third letter would be repeated.
+        (json!({ "dry_multiplier": 3, "n_predict": 6 }), "abcabz"),
+        (json!({ "dry_multiplier": 3, "dry_sequence_breakers": ["b"], "n_predict": 6 }), "abcabc"),
+        (json!({ "dry_multiplier": 3, "dry_allowed_length": 1, "n_predict": 5 }), "abcaz"),
+        (json!({ "dry_multiplier": 3, "dry_penalty_last_n": 3, "n_predict": 6 }), "abcabc"),
+        (json!({ "dry_multiplier": 3, "samplers": ["top_k"], "n_predict": 6 }), "abcabc"),
         (
             json!({ "samplers": ["penalties", "dry", "temperature", "min_p", "top_k", "typical_p", "xtc", "top_p"] }),
             "abcabcabc",
@@ -185,9 +202,40 @@ async fn samplers_that_are_not_named_are_off() {
     let settings = &body["generation_settings"];
     assert_eq!((&settings["min_p"], &settings["top_p"]), (&json!(0.0), &json!(1.0)));
     assert_eq!((&settings["repeat_penalty"], &settings["temperature"]), (&json!(1.0), &json!(1.0)));
-    for samplers in [json!(["top_k", "temperature"]), json!(["top_k", "top_k"]), json!(["mirostat"]), json!([1])] {
-        check_refused(json!({ "samplers": samplers }), "samplers", "order").await;
+    for (samplers, part) in [
+        (json!(["top_k", "penalties"]), "must begin with penalties and then dry"),
+        (json!(["top_k", "top_k"]), "twice"),
+        (json!(["mirostat"]), "penalties (e), dry (d), top_n_sigma (s)"),
+        (json!([1]), "got 1"),
+    ] {
+        check_refused(json!({ "samplers": samplers }), "samplers", part).await;
     }
+}
+
+#[tokio::test]
+async fn an_answer_tells_the_settings_of_all_samplers() {
+    let (state, _engine) = alphabet();
+    let fields = json!({
+        "mirostat": 1, "mirostat_tau": 3, "mirostat_eta": 0.5, "dry_multiplier": 0.5, "dry_base": 2, "dry_allowed_length": 3,
+        "dry_penalty_last_n": -1, "xtc_probability": 0.25, "xtc_threshold": 0.5, "dynatemp_range": 0.5,
+        "dynatemp_exponent": 2, "top_n_sigma": 1.5, "min_keep": 2, "repeat_last_n": 64, "temperature": 5,
+        "samplers": ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+        "post_sampling_probs": true, "n_predict": 1,
+    });
+    let settings = answer(&state, fields.clone()).await["generation_settings"].clone();
+    for (name, value) in fields.as_object().unwrap() {
+        match value.as_f64() {
+            Some(number) => assert_eq!(settings[name].as_f64(), Some(number), "{name}"),
+            None => assert_eq!(&settings[name], value, "{name}"),
+        }
+    }
+    let plain = answer(&state, json!({ "n_predict": 1 })).await["generation_settings"].clone();
+    let expected = json!(["penalties", "dry", "top_n_sigma", "temperature", "min_p", "top_k", "typ_p", "top_p", "xtc"]);
+    assert_eq!(plain["samplers"], expected);
+    assert_eq!(
+        (&plain["mirostat"], &plain["repeat_last_n"], &plain["dry_penalty_last_n"]),
+        (&json!(0), &json!(-1), &json!(64))
+    );
 }
 
 #[tokio::test]
@@ -243,6 +291,27 @@ async fn probabilities_are_told_of_each_token() {
 }
 
 #[tokio::test]
+async fn probabilities_may_be_those_of_the_draw() {
+    let (state, _engine) = alphabet();
+    let fields = json!({
+        "temperature": 1, "top_k": 2, "top_p": 1, "min_p": 0, "n_predict": 2, "n_probs": 3, "post_sampling_probs": true,
+    });
+    let body = answer(&state, fields).await;
+    let found = body["completion_probabilities"].as_array().unwrap();
+    assert_eq!(found.len(), 2);
+    for one in found {
+        let top = one["top_probs"].as_array().unwrap();
+        assert_eq!(top.len(), 2, "what top_k leaves: {one}");
+        let sum: f64 = top.iter().map(|token| token["prob"].as_f64().unwrap()).sum();
+        assert!((sum - 1.0).abs() < 1e-6 && one.get("logprob").is_none() && one.get("top_logprobs").is_none(), "{one}");
+        assert!(top.iter().any(|token| token["prob"] == one["prob"] && token["id"] == one["id"]));
+    }
+    let greedy = json!({ "temperature": 0, "n_predict": 1, "n_probs": 3, "post_sampling_probs": true });
+    let certain = answer(&state, greedy).await["completion_probabilities"][0].clone();
+    assert_eq!((&certain["prob"], certain["top_probs"].as_array().unwrap().len()), (&json!(1.0), 1));
+}
+
+#[tokio::test]
 async fn a_form_is_kept() {
     let (state, _engine) = alphabet();
     for form in [json!({ "grammar": "root ::= \"abca\"" }), json!({ "json_schema": { "const": "ab" } })] {
@@ -276,16 +345,6 @@ async fn after_its_time_an_answer_ends_at_a_line_break() {
 #[tokio::test]
 async fn what_is_not_there_is_refused_by_name_and_off_values_are_accepted() {
     for (field, value) in [
-        ("mirostat", json!(1)),
-        ("dry_multiplier", json!(0.8)),
-        ("xtc_probability", json!(0.5)),
-        ("dynatemp_range", json!(0.2)),
-        ("top_n_sigma", json!(1.5)),
-        ("min_keep", json!(2)),
-        ("post_sampling_probs", json!(true)),
-        ("return_progress", json!(true)),
-        ("response_fields", json!(["content"])),
-        ("n_indent", json!(4)),
         ("grammar_lazy", json!(true)),
         ("adaptive_target", json!(0.5)),
         ("prompt_logprobs", json!(1)),
@@ -295,11 +354,10 @@ async fn what_is_not_there_is_refused_by_name_and_off_values_are_accepted() {
         check_refused(json!({ field: value }), field, "not supported").await;
         assert_eq!(ask(&state(), json!({ field: value })).await.error()["code"], "unsupported_parameter");
     }
-    check_refused(json!({ "repeat_last_n": 64, "repeat_penalty": 1.1 }), "repeat_last_n", "whole text").await;
     let off = r#"{
         "mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1, "dry_multiplier": 0.0, "dry_base": 1.75,
         "dry_allowed_length": 2, "dry_penalty_last_n": -1, "dry_sequence_breakers": ["\n"], "xtc_probability": 0.0,
-        "xtc_threshold": 0.1, "dynatemp_range": 0.0, "dynatemp_exponent": 1.0, "top_n_sigma": -1.0, "min_keep": 0,
+        "xtc_threshold": 0.1, "dynatemp_range": 0.0, "dynatemp_exponent": 1.0, "top_n_sigma": -1.0, "min_keep": 1,
         "post_sampling_probs": false, "return_progress": false, "response_fields": [], "n_indent": 0, "n_keep": 0,
         "n_discard": 0, "repeat_last_n": 64, "repeat_penalty": 1.0, "seed": -1, "cache_prompt": true, "id_slot": -1,
         "timings_per_token": false, "adaptive_target": -1.0, "adaptive_decay": 0.9, "lora": [], "t_max_predict_ms": 0,
@@ -333,15 +391,37 @@ async fn values_that_mean_nothing_are_refused_by_name() {
         (json!({ "n_predict": -1, "max_tokens": 4 }), "n_predict", "max_completion_tokens) is 4"),
         (json!({ "n_predict": 0, "max_completion_tokens": 4 }), "n_predict", "give one of them"),
         (json!({ "n_probs": 21 }), "n_probs", "between 0 and 20"),
-        (json!({ "n_cmpl": 17 }), "n_cmpl", "between 1 and 16"),
-        (json!({ "temperature": 3 }), "temperature", "between -1 and 2"),
+        (json!({ "n_cmpl": 129 }), "n_cmpl", "between 1 and 128"),
+        (json!({ "temperature": "hot" }), "temperature", "must be a number, got"),
+        (json!({ "mirostat": 3 }), "mirostat", "between 0 and 2"),
+        (json!({ "mirostat_tau": -1 }), "mirostat_tau", "between 0 and 100"),
+        (json!({ "mirostat_eta": 11 }), "mirostat_eta", "between 0 and 10"),
+        (json!({ "dry_multiplier": -1 }), "dry_multiplier", "at least 0"),
+        (json!({ "dry_base": 0.5 }), "dry_base", "at least 1"),
+        (json!({ "dry_allowed_length": -1 }), "dry_allowed_length", "between 0 and"),
+        (json!({ "dry_penalty_last_n": -2 }), "dry_penalty_last_n", "between -1 and"),
+        (json!({ "dry_sequence_breakers": "x" }), "dry_sequence_breakers", "array"),
+        (json!({ "dry_sequence_breakers": [""] }), "dry_sequence_breakers", "1 to 1024 bytes"),
+        (json!({ "dry_sequence_breakers": vec!["x"; 65] }), "dry_sequence_breakers", "at most 64"),
+        (json!({ "xtc_probability": 1.5 }), "xtc_probability", "between 0 and 1"),
+        (json!({ "xtc_threshold": -0.5 }), "xtc_threshold", "between 0 and 1"),
+        (json!({ "dynatemp_range": -0.5 }), "dynatemp_range", "at least 0"),
+        (json!({ "dynatemp_exponent": -0.5 }), "dynatemp_exponent", "at least 0"),
+        (json!({ "top_n_sigma": "x" }), "top_n_sigma", "must be a number"),
+        (json!({ "min_keep": -1 }), "min_keep", "between 0 and"),
+        (json!({ "repeat_last_n": -2 }), "repeat_last_n", "between -1 and"),
+        (json!({ "post_sampling_probs": 1 }), "post_sampling_probs", "true or false"),
         (json!({ "seed": "x" }), "seed", "integer"),
         (json!({ "logit_bias": 5 }), "logit_bias", "object or an array"),
         (json!({ "logit_bias": [[1]] }), "logit_bias", "[token, bias]"),
         (json!({ "logit_bias": [[1, true]] }), "logit_bias", "or false, got true"),
         (json!({ "logit_bias": [[-1, 1]] }), "logit_bias", "from 0"),
         (json!({ "logit_bias": { "a": 1000 } }), "logit_bias", "1000"),
-        (json!({ "samplers": "kfypmt" }), "samplers", "array"),
+        (json!({ "samplers": "kfypmt" }), "samplers", "got \"f\""),
+        (json!({ "samplers": 5 }), "samplers", "array"),
+        (json!({ "response_fields": "content" }), "response_fields", "array"),
+        (json!({ "response_fields": [5] }), "response_fields", "has 5"),
+        (json!({ "n_indent": -1 }), "n_indent", "at least 0"),
         (json!({ "t_max_predict_ms": -2 }), "t_max_predict_ms", "at least -1"),
         (json!({ "prompt": "x".repeat(512) }), "prompt", "512 tokens"),
     ] {
@@ -368,4 +448,63 @@ async fn a_client_that_leaves_frees_its_place() {
     read_until(&mut client, "\"stop\":false").await;
     drop(client);
     eventually("nothing runs", || engine.status().running == 0 && state.active_requests() == 0).await;
+}
+
+#[tokio::test]
+async fn an_answer_has_the_fields_that_are_asked_for() {
+    let fields = json!({ "response_fields": ["content", "generation_settings/n_predict", "nothing", "content/x"], "n_predict": 64 });
+    let expected = json!({ "content": REPLY, "generation_settings/n_predict": 64 });
+    assert_eq!(ask(&state(), fields.clone()).await.json(), expected);
+    let mut streamed = fields;
+    streamed["stream"] = true.into();
+    let parts = parts(&ask(&state(), streamed).await);
+    let (end, before) = parts.split_last().unwrap();
+    assert_eq!(*end, json!({ "content": "", "generation_settings/n_predict": 64 }));
+    let text: String = before.iter().map(|part| part["content"].as_str().unwrap()).collect();
+    assert_eq!(text, REPLY);
+}
+
+#[tokio::test]
+async fn a_line_with_too_few_blanks_ends_the_answer() {
+    let state = || {
+        let runner = replying("if x:\n    y\n  z and so on");
+        state_with(runner, EngineConfig::default(), Timeouts::default())
+    };
+    for (least, content, stop_type) in
+        [(4, "if x:\n    y\n  ", "limit"), (2, "if x:\n    y\n  z and so on", "eos"), (5, "if x:\n    ", "limit")]
+    {
+        let (state, engine) = state();
+        let body = ask(&state, json!({ "n_indent": least })).await.json();
+        assert_eq!((&body["content"], &body["stop_type"]), (&json!(content), &json!(stop_type)));
+        let streamed = parts(&ask(&state, json!({ "n_indent": least, "stream": true })).await);
+        let text: String = streamed.iter().map(|part| part["content"].as_str().unwrap()).collect();
+        assert_eq!((text.as_str(), &streamed.last().unwrap()["stop_type"]), (content, &json!(stop_type)));
+        let several = ask(&state, json!({ "n_indent": least, "n": 2 })).await.json();
+        assert!(several.as_array().unwrap().iter().all(|one| one["content"] == content), "{several}");
+        eventually("nothing runs", || engine.status().running == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_stream_tells_how_much_of_its_prompt_is_computed() {
+    let limits = RunnerLimits { max_rows: 16, ..limits() };
+    let runner = StubRunner::replying(limits, bytes_of(REPLY), end_token());
+    let (state, _engine) = state_with(runner, EngineConfig::default(), Timeouts::default());
+    let prompt = "p".repeat(50);
+    let streamed = parts(&ask(&state, json!({ "prompt": prompt, "return_progress": true, "stream": true })).await);
+    let told: Vec<&Value> =
+        streamed.iter().map(|part| &part["prompt_progress"]).take_while(|told| told.is_object()).collect();
+    assert!(told.len() > 3, "{streamed:?}");
+    assert!(told.iter().all(|told| told["total"] == 50 && told["cache"] == 0 && told["time_ms"].is_u64()), "{told:?}");
+    assert_eq!((&told[0]["processed"], &told[told.len() - 1]["processed"]), (&json!(0), &json!(50)));
+    assert!(streamed[told.len()..].iter().all(|part| part.get("prompt_progress").is_none()));
+    // The others do so too, and who does not stream hears nothing.
+    let body = json!({ "prompt": prompt, "return_progress": true, "stream": true });
+    let chunks = complete(&state, body).await.chunks();
+    let told: Vec<&Value> = chunks.iter().filter(|chunk| chunk["prompt_progress"].is_object()).collect();
+    assert!(!told.is_empty() && told.iter().all(|chunk| chunk["choices"] == json!([])), "{chunks:?}");
+    assert_eq!(told[0]["prompt_progress"]["cache"], 48);
+    assert_eq!(answer(&state, json!({ "prompt": prompt, "return_progress": true })).await["content"], REPLY);
+    let refused = post(&state, "/v1/responses", &json!({ "input": "a", "return_progress": true })).await;
+    assert_eq!((refused.status.as_u16(), &refused.error()["param"]), (400, &json!("return_progress")));
 }

@@ -4,11 +4,14 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 use support::*;
-use taper_engine::EngineConfig;
-use taper_server::{ServerFacts, ServerState, Timeouts};
+use taper_engine::{Engine, EngineConfig};
+use taper_server::{
+    DeclaredModel, LoadedModel, ModelLimits, ModelLoader, SamplingDefaults, ServedModel, ServerFacts, ServerState, Tell,
+};
 
 async fn document(state: &ServerState) -> Value {
     let answer = get(state, "/openapi.json").await;
@@ -63,6 +66,13 @@ fn samples() -> Vec<(&'static str, &'static str, Value)> {
             json!({ "stream": true, "stream_options": { "include_usage": true }, "logprobs": true, "return_token_ids": true }),
         ),
         ("post", COMPLETIONS, json!({ "prompt": "Once" })),
+        ("post", COMPLETIONS, json!({ "prompt": ["a", "b"], "timings": true })),
+        ("post", COMPLETIONS, json!({ "prompt": ["a", "b"], "timings": true, "stream": true })),
+        (
+            "post",
+            COMPLETIONS,
+            json!({ "prompt": "Once", "stream": true, "stream_options": { "include_usage": true, "continuous_usage_stats": true } }),
+        ),
         (
             "post",
             COMPLETIONS,
@@ -73,8 +83,14 @@ fn samples() -> Vec<(&'static str, &'static str, Value)> {
             COMPLETIONS,
             json!({ "prompt": "Once", "stream": true, "logprobs": 1, "return_token_ids": true, "stream_options": { "include_usage": true } }),
         ),
+        chat(json!({ "stream": true, "return_progress": true })),
         ("post", "/v1/embeddings", json!({ "input": ["a", "b"] })),
         ("post", "/v1/embeddings", json!({ "input": [97], "encoding_format": "base64", "dimensions": 2 })),
+        ("post", "/embedding", json!({ "content": "a" })),
+        ("post", "/embeddings", json!({ "input": ["a", "b"], "embd_normalize": -1 })),
+        ("post", "/chat/completions", json!({ "messages": messages })),
+        ("post", "/chat/completions/input_tokens", json!({ "messages": messages })),
+        ("post", "/responses", json!({ "input": "Hi" })),
         ("post", "/v1/chat/completions/input_tokens", json!({ "messages": messages })),
         ("post", "/apply-template", json!({ "messages": messages })),
     ];
@@ -82,6 +98,9 @@ fn samples() -> Vec<(&'static str, &'static str, Value)> {
     samples.extend([
         ("post", "/v1/messages", json!({ "messages": messages, "max_tokens": 4 })),
         ("post", "/v1/messages", json!({ "messages": messages, "max_tokens": 20, "stream": true })),
+        ("post", "/v1/messages", json!({ "messages": messages, "max_tokens": 4, "timings": true })),
+        ("post", "/v1/messages", json!({ "messages": messages, "max_tokens": 4, "timings": true, "stream": true })),
+        ("post", "/v1/responses", json!({ "input": "Hi", "timings": true })),
         ("post", "/v1/messages/count_tokens", json!({ "messages": messages, "tools": tools, "system": "S" })),
         ("post", "/v1/responses", json!({ "input": "Hi", "metadata": { "a": "b" }, "top_logprobs": 1 })),
         ("post", "/v1/responses", json!({ "input": "Hi", "max_output_tokens": 4, "stream": true, "top_logprobs": 1 })),
@@ -109,7 +128,12 @@ fn samples() -> Vec<(&'static str, &'static str, Value)> {
             path,
             json!({ "prompt": "Once", "n_probs": 1, "return_tokens": true, "logit_bias": [["z", false], [65, 1]] }),
         ));
+        let probabilities =
+            json!({ "prompt": "Once", "n_probs": 2, "post_sampling_probs": true, "mirostat": 2, "dry_multiplier": 1 });
+        samples.push(("post", path, probabilities));
         samples.push(("post", path, json!({ "prompt": ["a", "b"], "n_predict": 2 })));
+        samples.push(("post", path, json!({ "prompt": "a", "response_fields": ["content", "timings/cache_n"] })));
+        samples.push(("post", path, json!({ "prompt": "a", "return_progress": true, "stream": true, "n_indent": 1 })));
         samples.push(("post", path, json!({ "prompt": "Once", "stream": true, "n_probs": 1 })));
     }
     for path in ["/tokenize", "/v1/tokenize"] {
@@ -122,15 +146,61 @@ fn samples() -> Vec<(&'static str, &'static str, Value)> {
         samples.push(("post", path, json!({ "tokens": [104] })));
     }
     let model = "/v1/models/{id}";
-    for path in
-        ["/tokenizer_info", "/v1/models", model, "/live", "/health", "/v1/health", "/ping", "/version", "/server_info"]
-    {
+    for path in [
+        "/tokenizer_info",
+        "/v1/models",
+        "/models",
+        model,
+        "/live",
+        "/health",
+        "/v1/health",
+        "/ping",
+        "/version",
+        "/server_info",
+    ] {
         samples.push(("get", path, Value::Null));
     }
-    for path in ["/props", "/slots", "/loads", "/v1/loads", "/metrics", "/openapi.json", "/docs"] {
+    for path in ["/props", "/slots", "/lora-adapters", "/loads", "/v1/loads", "/metrics", "/openapi.json", "/docs"] {
         samples.push(("get", path, Value::Null));
+    }
+    // Of each two, the second brings back what the first has changed.
+    for (unload, load, field) in
+        [("/models/unload", "/models/load", "model"), ("/v1/models/unload", "/v1/models/reload", "model_id")]
+    {
+        samples.extend([unload, load].map(|path| ("post", path, json!({ field: "tiny" }))));
     }
     samples
+}
+
+/// Loads the model of the tests as often as somebody asks.
+struct Loader;
+
+impl ModelLoader for Loader {
+    fn load(&self, _index: usize, _tell: Tell) -> Result<LoadedModel, String> {
+        let Vocabulary { tokenizer, template } = vocabulary();
+        let runner = replying(REPLY).with_states(4, |tokens, row| row.fill(tokens.len() as f32));
+        let model = ServedModel {
+            id: MODEL.to_owned(),
+            engine: Engine::start(Box::new(runner), tokenizer.clone(), EngineConfig::default()),
+            tokenizer,
+            template: Some(template),
+            context_len: limits().context_len,
+            created_unix: 1_700_000_000,
+            fingerprint: FINGERPRINT.to_owned(),
+            deterministic: true,
+        };
+        Ok(LoadedModel { model, facts: ServerFacts::default() })
+    }
+}
+
+/// A server that unloads its model and loads it again.
+fn loading_state() -> ServerState {
+    let (id, aliases) = (MODEL.to_owned(), vec!["tiny".to_owned()]);
+    let model = DeclaredModel { id, aliases, created_unix: 0, max_bytes: 0, facts: ServerFacts::default() };
+    let state = ServerState::new();
+    state.declare(vec![model], ModelLimits::default(), Arc::new(Loader));
+    state.load_first().unwrap();
+    state
 }
 
 /// No object has a field that its schema does not name.
@@ -162,8 +232,7 @@ fn check(value: &Value, validator: &jsonschema::Validator, what: &str) {
 
 #[tokio::test]
 async fn every_answer_has_the_form_that_is_described() {
-    let runner = replying(REPLY).with_states(4, |tokens, row| row.fill(tokens.len() as f32));
-    let (state, _engine) = state_with(runner, EngineConfig::default(), Timeouts::default());
+    let state = loading_state();
     let document = document(&state).await;
     let mut described: BTreeSet<(String, String)> = BTreeSet::new();
     for (path, methods) in document["paths"].as_object().unwrap() {
@@ -175,6 +244,7 @@ async fn every_answer_has_the_form_that_is_described() {
             num_params: Some(1),
             architecture: Some("llama".to_owned()),
             device: Some("cpu".to_owned()),
+            sampling: SamplingDefaults { temperature: Some(0.5), top_k: Some(9), ..SamplingDefaults::NONE },
             ..Default::default()
         },
     ] {
@@ -224,7 +294,7 @@ async fn every_error_has_the_form_that_is_described() {
     for (state, method, path, body) in [
         (&ready, "post", CHAT, json!({ "messages": 5 })),
         (&ready, "post", COMPLETIONS, json!({ "prompt": "x".repeat(600) })),
-        (&ready, "post", "/completion", json!({ "mirostat": 1, "prompt": "a" })),
+        (&ready, "post", "/completion", json!({ "mirostat": 3, "prompt": "a" })),
         (&ready, "post", "/tokenize", json!({})),
         (&loading, "post", "/tokenize", json!({ "prompt": "a" })),
         (&loading, "post", "/v1/messages", json!({})),
@@ -233,6 +303,8 @@ async fn every_error_has_the_form_that_is_described() {
         (&ready, "post", "/v1/responses", json!({ "input": 5 })),
         (&ready, "post", "/api/chat", json!({ "messages": 5 })),
         (&ready, "post", "/api/embed", json!({ "input": "a" })),
+        (&ready, "post", "/models/unload", json!({ "model": "tiny" })),
+        (&ready, "post", "/v1/models/reload", json!({ "model": "tiny" })),
         (&loading, "get", "/api/tags", Value::Null),
         (&loading, "get", "/health", Value::Null),
         (&loading, "get", "/v1/loads", Value::Null),

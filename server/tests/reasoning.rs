@@ -173,3 +173,51 @@ async fn former_thoughts_can_be_sent_back() {
         assert!(with > without + 10, "{with} tokens with thoughts, {without} without");
     }
 }
+
+#[tokio::test]
+async fn thoughts_end_where_their_budget_does() {
+    for template in [THINKS, OPENS] {
+        let state = serve(musing(limits()), template);
+        for name in ["thinking_token_budget", "thinking_budget_tokens", "reasoning_budget_tokens"] {
+            let usage = check(&state, json!({ name: 5 }), Some("mmmmm"), "Yes.").await;
+            // The mark has seven tokens.
+            let reasoning = usage["completion_tokens_details"]["reasoning_tokens"].as_u64().unwrap();
+            assert!((5..=5 + 7).contains(&reasoning), "{usage}");
+        }
+        check(&state, json!({ "thinking_token_budget": 0 }), None, "Yes.").await;
+        check(&state, json!({ "thinking_token_budget": 3, "include_reasoning": false }), None, "Yes.").await;
+        let form = json!({ "structured_outputs": { "choice": ["Yes.", "No."] }, "thinking_token_budget": 3 });
+        check(&state, form, Some("mmm"), "Yes.").await;
+        let endless = chat(&state, json!({ "thinking_token_budget": -1, "max_tokens": 40 })).await.json();
+        assert_eq!(endless["choices"][0]["finish_reason"], "length");
+    }
+    let state = serve(musing(limits()), THINKS);
+    let in_text = json!({ "thinking_token_budget": 3, "reasoning_format": "none" });
+    check(&state, in_text, None, "<think>mmm</think>Yes.").await;
+    // A model that does not think keeps to any budget.
+    check(&state_of("Just so."), json!({ "thinking_token_budget": 1 }), None, "Just so.").await;
+}
+
+#[tokio::test]
+async fn budgets_that_differ_and_those_of_endpoints_without_thoughts_are_refused() {
+    let state = serve(musing(limits()), THINKS);
+    let answer = chat(&state, json!({ "thinking_token_budget": 3, "thinking_budget_tokens": 4 })).await;
+    assert_eq!((answer.status.as_u16(), &answer.error()["param"]), (400, &json!("thinking_budget_tokens")));
+    for (name, value) in [("thinking_token_budget", json!(3)), ("enable_thinking", json!(true))] {
+        let answer = complete(&state, json!({ name: value })).await;
+        assert_eq!((answer.status.as_u16(), &answer.error()["param"]), (400, &json!(name)));
+    }
+}
+
+#[tokio::test]
+async fn enable_thinking_is_the_variable_of_that_name() {
+    let state = thinking("x", THINKS);
+    let variable = |thinks: bool| json!({ "enable_thinking": thinks });
+    let off = prompt_tokens(&state, json!({ "chat_template_kwargs": variable(false) })).await;
+    assert!(off > prompt_tokens(&state, json!({})).await);
+    assert_eq!(prompt_tokens(&state, variable(false)).await, off);
+    let both = |thinks: bool| json!({ "enable_thinking": thinks, "chat_template_kwargs": variable(false) });
+    assert_eq!(prompt_tokens(&state, both(false)).await, off);
+    let answer = chat(&state, both(true)).await;
+    assert_eq!((answer.status.as_u16(), &answer.error()["param"]), (400, &json!("enable_thinking")));
+}

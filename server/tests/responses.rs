@@ -411,3 +411,24 @@ async fn nothing_is_stored() {
     assert_eq!((answer.status.as_u16(), &answer.error()["code"]), (404, &json!("not_found")));
     assert!(answer.error()["message"].as_str().unwrap().contains("stores no responses"));
 }
+
+#[tokio::test]
+async fn thoughts_end_where_their_budget_does() {
+    let state = serve(musing(roomy()));
+    for name in ["thinking_token_budget", "thinking_budget_tokens"] {
+        let body = ask(&state, &json!({ name: 5 })).await.json();
+        assert_eq!(body["output"][0]["content"][0]["text"], "mmmmm", "{body}");
+        assert_eq!(body["output"][1]["content"][0]["text"], "Yes.", "{body}");
+    }
+}
+
+#[tokio::test]
+async fn timings_are_told_where_they_are_asked_for() {
+    let state = answering(REPLY);
+    assert_eq!(ask(&state, &json!({})).await.json().get("timings"), None);
+    let body = ask(&state, &json!({ "timings": true })).await.json();
+    assert_eq!(body["timings"]["predicted_n"], body["usage"]["output_tokens"]);
+    let events = ask(&state, &json!({ "timings": true, "stream": true })).await.events();
+    let with_timings: Vec<&Value> = events.iter().filter(|event| event["response"]["timings"].is_object()).collect();
+    assert!(matches!(with_timings.as_slice(), [end] if end["type"] == "response.completed"), "{events:?}");
+}

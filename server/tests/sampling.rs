@@ -42,6 +42,10 @@ async fn every_parameter_reaches_the_sampler() {
         (json!({ "frequency_penalty": 0.6 }), "abcabc"),
         (json!({ "logit_bias": { z: 10 } }), "zzzzzzzzz"),
         (json!({ "logit_bias": { a: -100 } }), ""),
+        (json!({ "logit_bias": { "z": 10 } }), "zzzzzzzzz"),
+        (json!({ "logit_bias": [[122, 10]] }), "zzzzzzzzz"),
+        (json!({ "logit_bias": [["b", false], ["<|endoftext|>", -100]] }), "azazazaza"),
+        (json!({ "logit_bias": { "b": false }, "bad_words": ["za"] }), "a"),
         (json!({ "allowed_token_ids": [97, 122] }), "azazazaza"),
         (json!({ "bad_words": ["b"] }), "a"),
         (json!({ "stop_token_ids": [b] }), "a"),
@@ -52,6 +56,16 @@ async fn every_parameter_reaches_the_sampler() {
         (json!({ "top_k": 1, "temperature": 1 }), "abcabcabc"),
         (json!({ "top_p": 0.1, "temperature": 1 }), "abcabcabc"),
         (json!({ "min_p": 1, "temperature": 1 }), "abcabcabc"),
+        (json!({ "presence_penalty": 1.5, "repeat_last_n": 2 }), "abcabcabc"),
+        (json!({ "dry_multiplier": 1.5, "dry_base": 1 }), "abcab"),
+        (json!({ "dry_multiplier": 1.5, "dry_base": 1, "dry_sequence_breakers": ["a", "b", "c"] }), "abcabcabc"),
+        (json!({ "samplers": ["top_k", "temperature"], "top_k": 1, "temperature": 2 }), "abcabcabc"),
+        (
+            json!({ "samplers": "kx", "top_k": 3, "xtc_probability": 1, "xtc_threshold": 0.001, "max_tokens": 4 }),
+            "zzzz",
+        ),
+        (json!({ "top_n_sigma": 0.01, "temperature": 2 }), "abcabcabc"),
+        (json!({ "mirostat": 2, "mirostat_tau": 0, "temperature": 1 }), "abcabcabc"),
     ] {
         check_text(fields, expected).await;
     }
@@ -105,11 +119,14 @@ async fn a_bad_value_is_refused_by_its_name_on_both_endpoints() {
         ("typical_p", json!(1.5)),
         ("min_tokens", json!(-1)),
         ("min_tokens", json!(99)),
-        ("logit_bias", json!({ "a": 1 })),
+        ("logit_bias", json!({ "a": 1000 })),
+        ("logit_bias", json!({ "a": true })),
         ("logit_bias", json!({ "5": 101 })),
         ("logit_bias", json!({ "5": null })),
         ("logit_bias", json!({ "4000000": 1 })),
-        ("logit_bias", json!([[5, 1]])),
+        ("logit_bias", json!([[5]])),
+        ("logit_bias", json!([["a".repeat(257), false]])),
+        ("logit_bias", json!("a")),
         ("allowed_token_ids", json!([-1])),
         ("allowed_token_ids", json!([4_000_000])),
         ("allowed_token_ids", json!(5)),
@@ -137,7 +154,7 @@ async fn a_bad_value_is_refused_by_its_name_on_both_endpoints() {
     check_refused(COMPLETIONS, json!({ "logprobs": 21 }), "logprobs").await;
     check_refused(COMPLETIONS, json!({ "logprobs": true }), "logprobs").await;
     check_refused(COMPLETIONS, json!({ "best_of": 1, "n": 2 }), "best_of").await;
-    check_refused(COMPLETIONS, json!({ "best_of": 17 }), "best_of").await;
+    check_refused(COMPLETIONS, json!({ "best_of": 129 }), "best_of").await;
     check_refused(COMPLETIONS, json!({ "best_of": 2, "stream": true }), "best_of").await;
     check_refused(COMPLETIONS, json!({ "max_tokens": 0 }), "max_tokens").await;
     check_refused(CHAT, json!({ "max_tokens": 0 }), "max_tokens").await;

@@ -13,7 +13,8 @@ use support::*;
 use taper_engine::stub::{Gate, StubRunner};
 use taper_engine::{Engine, EngineConfig, EngineHandle, Runner};
 use taper_server::{
-    DeclaredModel, LoadedModel, ModelLimits, ModelLoader, ServedModel, ServerFacts, ServerState, Tell, Timeouts,
+    DeclaredModel, LoadedModel, ModelLimits, ModelLoader, SamplingDefaults, ServedModel, ServerFacts, ServerState,
+    Tell, Timeouts,
 };
 use tokio::task::JoinHandle;
 
@@ -57,11 +58,21 @@ impl ModelLoader for StubLoader {
 }
 
 fn facts(index: usize) -> ServerFacts {
-    ServerFacts { model_bytes: Some(100), num_params: Some(index as u64), ..ServerFacts::default() }
+    let sampling = SamplingDefaults { top_k: Some(index as u32 + 5), ..SamplingDefaults::NONE };
+    ServerFacts { model_bytes: Some(100), num_params: Some(index as u64), sampling, ..ServerFacts::default() }
 }
 
 /// A server of the three models, the first of which is loaded.
 fn server(
+    limits: ModelLimits,
+    make: impl Fn(usize, usize) -> Result<StubRunner, String> + Send + Sync + 'static,
+) -> (ServerState, Arc<StubLoader>) {
+    server_of(NAMES.len(), limits, make)
+}
+
+/// A server of so many of them.
+fn server_of(
+    num_models: usize,
     limits: ModelLimits,
     make: impl Fn(usize, usize) -> Result<StubRunner, String> + Send + Sync + 'static,
 ) -> (ServerState, Arc<StubLoader>) {
@@ -74,7 +85,7 @@ fn server(
         facts: facts(index),
     };
     let state = ServerState::new();
-    state.declare(NAMES.iter().enumerate().map(declared).collect(), limits, loader.clone());
+    state.declare(NAMES.iter().take(num_models).enumerate().map(declared).collect(), limits, loader.clone());
     state.load_first().unwrap();
     (state, loader)
 }
@@ -152,6 +163,21 @@ async fn status_of(state: &ServerState, model: &str) -> Value {
     get(state, &format!("/v1/models/{model}")).await.json()["status"].clone()
 }
 
+/// Waits until a model is to be unloaded, for which its requests are waited for.
+async fn leaving(state: &ServerState, model: &str) {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while status_of(state, model).await["reason"] != "it is unloaded once its requests have ended" {
+        assert!(tokio::time::Instant::now() < deadline, "{model} stays");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// The models that Ollama's clients see in memory.
+async fn in_memory(state: &ServerState) -> Vec<String> {
+    let models = get(state, "/api/ps").await.json()["models"].clone();
+    models.as_array().unwrap().iter().map(|card| card["name"].as_str().unwrap().to_owned()).collect()
+}
+
 /// Every endpoint that takes a model, with a body that asks for little.
 fn every_endpoint() -> Vec<(&'static str, Value)> {
     let messages = json!([{ "role": "user", "content": "Hi" }]);
@@ -179,7 +205,7 @@ async fn requests_reach_the_model_that_they_name() {
     {
         assert_eq!(text_of(&state, model).await, format!("I am {}.", NAMES[index]), "{model}");
     }
-    for fields in [json!({}), json!({ "model": null })] {
+    for fields in [json!({}), json!({ "model": null }), json!({ "model": "" })] {
         let answer = chat(&state, fields).await.json();
         assert_eq!(
             (&answer["model"], &answer["system_fingerprint"]),
@@ -189,6 +215,26 @@ async fn requests_reach_the_model_that_they_name() {
     let answer = chat(&state, json!({ "model": "alias-1" })).await.json();
     assert_eq!((&answer["model"], &answer["system_fingerprint"]), (&json!("two"), &json!(format!("{FINGERPRINT}-1"))));
     assert_eq!(loader.begun(), [0, 1, 2], "each once");
+}
+
+#[tokio::test]
+async fn each_model_has_the_sampling_defaults_that_its_file_suggests() {
+    let (state, loader) = plain(ModelLimits::default());
+    let list = get(&state, "/v1/models").await.json();
+    let told: Vec<Value> =
+        list["data"].as_array().unwrap().iter().map(|card| card["sampling_defaults"]["top_k"].clone()).collect();
+    let expected = |index: usize| json!({ "value": index + 5, "from": "model" });
+    assert_eq!(told, [expected(0), expected(1), expected(2)], "also before they are loaded");
+    assert_eq!(loader.begun(), [0]);
+    for (index, model) in NAMES.iter().enumerate() {
+        let body = json!({ "model": model, "prompt": "Hi" });
+        let answer = post(&state, "/completion", &body).await.json();
+        assert_eq!(answer["generation_settings"]["top_k"], json!(index + 5), "{model}");
+        let info = get(&state, &format!("/server_info?model={model}")).await.json();
+        assert_eq!(info["sampling_defaults"]["top_k"], expected(index), "{model}");
+        let props = get(&state, &format!("/props?model={model}")).await.json();
+        assert_eq!(props["default_generation_settings"]["params"]["top_k"], json!(index + 5), "{model}");
+    }
 }
 
 #[tokio::test]
@@ -426,7 +472,8 @@ async fn metrics_have_the_samples_of_all_loaded_models_side_by_side() {
     let (state, _) = plain(ModelLimits { max_loaded: 2, ..ModelLimits::default() });
     let labels = async || -> BTreeSet<String> {
         let families = exposition::parse(&get(&state, "/metrics").await.body);
-        let mut of_each = families.values().map(|family| -> BTreeSet<String> {
+        let of_models = families.iter().filter(|(name, _)| !name.starts_with("taper:http_"));
+        let mut of_each = of_models.map(|(_, family)| -> BTreeSet<String> {
             family.samples.iter().map(|sample| sample.labels["model_name"].clone()).collect()
         });
         let first = of_each.next().unwrap();
@@ -557,4 +604,200 @@ async fn before_the_first_model_is_loaded_no_other_is() {
     assert!(loader.begun().is_empty());
     state.load_first().unwrap();
     assert_eq!(text_of(&state, "two").await, "I am two.");
+}
+
+#[tokio::test]
+async fn an_unload_waits_for_those_who_use_the_model_and_the_next_request_loads_it_again() {
+    let gates: Arc<Mutex<Vec<Gate>>> = Arc::default();
+    let kept = Arc::clone(&gates);
+    let (state, loader) = server(ModelLimits::default(), move |index, before| {
+        if before > 0 {
+            return Ok(naming(index));
+        }
+        let (runner, gate) = naming(index).with_gate();
+        kept.lock().unwrap().push(gate);
+        Ok(runner)
+    });
+    let using = later(&state, "one", json!({}));
+    let first = loader.engines.lock().unwrap()[0].clone();
+    at_engine(&first, 1).await;
+    let asking = state.clone();
+    let unloading =
+        tokio::spawn(async move { post(&asking, "/models/unload", &json!({ "model": "alias-0" })).await.json() });
+    leaving(&state, "one").await;
+    let next = later(&state, "one", json!({}));
+    requests(&state, 3).await;
+    assert_eq!(text_of(&state, "two").await, "I am two.", "others go on");
+    assert!(!first.has_ended() && !unloading.is_finished());
+    gates.lock().unwrap()[0].open();
+    assert_eq!(using.await.unwrap().json()["choices"][0]["text"], "I am one.");
+    assert_eq!(unloading.await.unwrap(), json!({ "success": true }));
+    assert!(first.has_ended(), "its memory is free");
+    assert_eq!(next.await.unwrap().json()["choices"][0]["text"], "I am one.");
+    assert_eq!(loader.begun(), [0, 1, 0]);
+    assert_eq!(status_of(&state, "one").await, json!({ "value": "loaded" }));
+}
+
+#[tokio::test]
+async fn who_asks_for_an_unload_may_leave() {
+    let gates: Arc<Mutex<Vec<Gate>>> = Arc::default();
+    let kept = Arc::clone(&gates);
+    let (state, loader) = server(ModelLimits::default(), move |index, _| {
+        let (runner, gate) = naming(index).with_gate();
+        kept.lock().unwrap().push(gate);
+        Ok(runner)
+    });
+    let using = later(&state, "one", json!({}));
+    let first = loader.engines.lock().unwrap()[0].clone();
+    at_engine(&first, 1).await;
+    let asking = state.clone();
+    let unloading = tokio::spawn(async move { post(&asking, "/models/unload", &json!({ "model": "one" })).await });
+    leaving(&state, "one").await;
+    unloading.abort();
+    gates.lock().unwrap()[0].open();
+    assert_eq!(using.await.unwrap().status, 200);
+    eventually("it is unloaded all the same", || first.has_ended()).await;
+}
+
+#[tokio::test]
+async fn a_server_that_stops_does_not_wait_for_an_unload() {
+    let gates: Arc<Mutex<Vec<Gate>>> = Arc::default();
+    let kept = Arc::clone(&gates);
+    let (state, loader) = server(ModelLimits::default(), move |index, _| {
+        let (runner, gate) = naming(index).with_gate();
+        kept.lock().unwrap().push(gate);
+        Ok(runner)
+    });
+    let _using = later(&state, "one", json!({}));
+    let engine = loader.engines.lock().unwrap()[0].clone();
+    at_engine(&engine, 1).await;
+    let asking = state.clone();
+    let unloading = tokio::spawn(async move { post(&asking, "/models/unload", &json!({ "model": "one" })).await });
+    leaving(&state, "one").await;
+    state.set_draining();
+    let answer = unloading.await.unwrap();
+    assert_eq!((answer.status.as_u16(), &answer.error()["code"]), (503, &json!("server_draining")));
+    assert_eq!(gates.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn models_are_loaded_and_unloaded_by_requests_of_their_own() {
+    let (state, loader) = plain(ModelLimits::default());
+    let ways = [
+        ("/models/load", "/models/unload", "model", json!({ "success": true }), json!({ "success": true })),
+        (
+            "/v1/models/reload",
+            "/v1/models/unload",
+            "model_id",
+            json!({ "model_id": "alias-1", "status": "loaded" }),
+            json!({ "model_id": "alias-1", "status": "unloaded" }),
+        ),
+    ];
+    for (load, unload, field, loaded, unloaded) in ways {
+        // What is so already is no error.
+        for _ in 0..2 {
+            assert_eq!(post(&state, load, &json!({ field: "alias-1" })).await.json(), loaded);
+            assert_eq!(status_of(&state, "two").await, json!({ "value": "loaded" }));
+        }
+        for _ in 0..2 {
+            assert_eq!(post(&state, unload, &json!({ field: "alias-1" })).await.json(), unloaded);
+            assert_eq!(status_of(&state, "two").await, json!({ "value": "unloaded" }));
+        }
+        for path in [load, unload] {
+            for (body, status, code) in [
+                (json!({}), 400, "missing_required_parameter"),
+                (json!({ field: 5 }), 400, "invalid_value"),
+                (json!({ field: "four" }), 404, "model_not_found"),
+            ] {
+                let answer = post(&state, path, &body).await;
+                assert_eq!((answer.status.as_u16(), &answer.error()["code"]), (status, &json!(code)), "{path} {body}");
+            }
+            let answer = post(&state, path, &json!({ field: "org/three", "force": true })).await;
+            assert_eq!(answer.headers["x-taper-ignored-fields"], "force");
+            assert_eq!(get(&state, path).await.status, 405, "{path}");
+        }
+    }
+    assert_eq!(loader.begun(), [0, 1, 2, 1, 2]);
+}
+
+#[tokio::test]
+async fn a_load_that_was_asked_for_says_why_it_fails() {
+    let (state, _) = server(ModelLimits::default(), |index, _| match index {
+        0 => Ok(naming(0)),
+        _ => Err("the file is damaged".to_owned()),
+    });
+    let answer = post(&state, "/models/load", &json!({ "model": "two" })).await;
+    assert!(answer.status == 503 && answer.body.contains("the file is damaged"), "{}", answer.body);
+    assert_eq!(post(&state, "/models/unload", &json!({ "model": "two" })).await.json(), json!({ "success": true }));
+}
+
+#[tokio::test]
+async fn ollamas_keep_alive_of_zero_unloads_the_model() {
+    let (state, loader) = plain(ModelLimits::default());
+    text_of(&state, "two").await;
+    assert_eq!(in_memory(&state).await, ["one:latest", "two:latest"]);
+    for (path, empty) in [("/api/chat", json!({ "messages": [] })), ("/api/generate", json!({ "prompt": "" }))] {
+        let ask = async |fields: Value| {
+            let mut body = empty.clone();
+            body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            let answer = post(&state, path, &body).await;
+            assert_eq!(answer.status, 200, "{}", answer.body);
+            answer
+        };
+        for _ in 0..2 {
+            let answer = ask(json!({ "model": "two:latest", "keep_alive": 0 })).await.json();
+            assert_eq!((&answer["done_reason"], &answer["model"]), (&json!("unload"), &json!("two:latest")));
+            assert_eq!(in_memory(&state).await, ["one:latest"]);
+        }
+        let before = loader.begun().len();
+        let answer = ask(json!({ "model": "two", "keep_alive": "5m" })).await.json();
+        assert_eq!(answer["done_reason"], "load");
+        assert_eq!(in_memory(&state).await, ["one:latest", "two:latest"]);
+        // With more in it the request is read as any other.
+        let answer = ask(json!({ "model": "two", "keep_alive": "0s", "more": 1 })).await;
+        assert_eq!(
+            (answer.json()["done_reason"].as_str(), &answer.headers["x-taper-ignored-fields"]),
+            (Some("unload"), &"more".parse().unwrap())
+        );
+        assert_eq!(in_memory(&state).await, ["one:latest"]);
+        assert_eq!(loader.begun().len(), before + 1, "nothing is loaded to be unloaded");
+    }
+}
+
+#[tokio::test]
+async fn a_keep_alive_of_zero_beside_a_prompt_unloads_the_model_after_the_answer() {
+    let (state, loader) = plain(ModelLimits::default());
+    let streamed = json!({ "model": "two", "prompt": "Hi", "keep_alive": 0 });
+    let whole =
+        json!({ "model": "two", "messages": [{ "role": "user", "content": "Hi" }], "stream": false, "keep_alive": 0 });
+    let embedded = json!({ "model": "two", "input": "Hi", "keep_alive": 0 });
+    for (path, body) in [("/api/generate", streamed), ("/api/chat", whole), ("/api/embed", embedded)] {
+        let answer = post(&state, path, &body).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        let engine = loader.engines.lock().unwrap().last().unwrap().clone();
+        eventually("it is unloaded", || engine.has_ended()).await;
+        assert_eq!(text_of(&state, "one").await, "I am one.");
+    }
+    assert_eq!(loader.begun(), [0, 1, 1, 1]);
+}
+
+#[tokio::test]
+async fn a_single_model_is_unloaded_and_loaded_again_and_that_is_no_crash() {
+    let (state, loader) = server_of(1, ModelLimits::default(), |index, before| {
+        Ok(if before == 1 { naming(index).dying_at(2) } else { naming(index) })
+    });
+    let watched = state.clone();
+    let mut crashed = tokio::spawn(async move { watched.crashed().await });
+    let answer = post(&state, "/api/chat", &json!({ "model": "one", "keep_alive": 0, "messages": [] })).await.json();
+    assert_eq!(answer["done_reason"], "unload");
+    assert!(loader.engines.lock().unwrap()[0].has_ended());
+    assert_eq!(in_memory(&state).await, Vec::<String>::new());
+    assert_eq!(status_of(&state, "one").await, json!({ "value": "unloaded" }));
+    assert_eq!(get(&state, "/health").await.status, 200);
+    assert_eq!(get(&state, "/props").await.error()["code"], "model_not_loaded");
+    let loaded = post(&state, "/models/load", &json!({ "model": "one" })).await;
+    assert_eq!((loaded.status.as_u16(), loader.begun()), (200, vec![0, 0]));
+    assert!(tokio::time::timeout(Duration::from_millis(50), &mut crashed).await.is_err(), "nothing has crashed");
+    assert_eq!(chat(&state, json!({})).await.status, 503);
+    tokio::time::timeout(PATIENCE, crashed).await.expect("now it has").unwrap();
 }

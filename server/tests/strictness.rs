@@ -8,7 +8,7 @@ use axum::http::{Method, Request};
 use serde_json::{Value, json};
 use support::*;
 use taper_engine::EngineConfig;
-use taper_server::ServerConfig;
+use taper_server::{ServerConfig, Timeouts};
 
 async fn check_chat_refused(fields: Value, param: &str, message: &str) {
     let answer = chat(&state(), fields.clone()).await;
@@ -31,8 +31,8 @@ async fn a_value_of_the_wrong_type_or_size_is_refused_by_name() {
         ("min_p", json!(-1), "between 0 and 1"),
         ("seed", json!(1.5), "integer of 64 bits"),
         ("seed", json!("7"), "integer of 64 bits"),
-        ("n", json!(0), "between 1 and 16"),
-        ("n", json!(17), "between 1 and 16, got 17"),
+        ("n", json!(0), "between 1 and 128"),
+        ("n", json!(129), "between 1 and 128, got 129"),
         ("max_tokens", json!(0), "at least 1"),
         ("max_tokens", json!(-1), "at least 1"),
         ("max_completion_tokens", json!("many"), "at least 1, got \"many\""),
@@ -95,6 +95,13 @@ async fn what_is_not_there_yet_is_refused_by_its_name() {
         ("modalities", json!(["text", "audio"])),
         ("length_penalty", json!(1.1)),
         ("n_predict", json!(5)),
+        ("stop_regex", json!("a+")),
+        ("structural_tag", json!("{}")),
+        ("separate_reasoning", json!(false)),
+        ("custom_params", json!({ "a": 1 })),
+        ("response_fields", json!(["content"])),
+        ("thinking", json!({ "type": "enabled" })),
+        ("adapters", json!(["a"])),
     ] {
         check_chat_refused(json!({ field: value }), field, field).await;
         let answer = chat(&state(), json!({ field: value })).await;
@@ -148,13 +155,48 @@ async fn a_server_may_insist_on_the_name_of_the_model() {
         ("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": "a" }] })),
         ("/v1/responses", json!({ "input": "a" })),
         ("/v1/completions", json!({ "prompt": "a" })),
+        ("/api/generate", json!({ "prompt": "a", "stream": false })),
     ] {
-        assert_eq!(post(&state(), path, &body).await.status, 200, "{path}");
-        let answer = post(&strict, path, &body).await;
-        assert_eq!((answer.status.as_u16(), &answer.error()["param"]), (400, &json!("model")), "{path}");
-        let mut named = body;
+        let mut named = body.clone();
         named["model"] = "default".into();
         assert_eq!(post(&strict, path, &named).await.status, 200, "{path}");
+        let mut empty = body.clone();
+        empty["model"] = "".into();
+        for unnamed in [body, empty] {
+            assert_eq!(post(&state(), path, &unnamed).await.status, 200, "{path}");
+            let answer = post(&strict, path, &unnamed).await;
+            assert_eq!(answer.status, 400, "{path}: {}", answer.body);
+            assert!(answer.body.contains("model is missing"), "{path}: {}", answer.body);
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_empty_name_of_the_model_is_as_good_as_none() {
+    let messages = json!([{ "role": "user", "content": "a" }]);
+    let runner = replying(REPLY).with_states(4, |_, row| row.fill(1.0));
+    let (state, _engine) = state_with(runner, EngineConfig::default(), Timeouts::default());
+    for (path, body) in [
+        (CHAT, json!({ "messages": messages })),
+        (COMPLETIONS, json!({ "prompt": "a" })),
+        ("/completion", json!({ "prompt": "a" })),
+        ("/v1/messages", json!({ "messages": messages, "max_tokens": 3 })),
+        ("/v1/messages/count_tokens", json!({ "messages": messages })),
+        ("/v1/responses", json!({ "input": "a" })),
+        ("/v1/embeddings", json!({ "input": "a" })),
+        ("/tokenize", json!({ "prompt": "a" })),
+        ("/detokenize", json!({ "tokens": [97] })),
+        ("/apply-template", json!({ "messages": messages })),
+        ("/api/chat", json!({ "messages": messages, "stream": false })),
+        ("/api/generate", json!({ "prompt": "a", "stream": false })),
+        ("/api/embed", json!({ "input": "a" })),
+        ("/api/show", json!({})),
+    ] {
+        let mut body = body;
+        body["model"] = "".into();
+        let answer = post(&state, path, &body).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+        assert!(!answer.body.contains("\"model\":\"\""), "{path}: {}", answer.body);
     }
 }
 

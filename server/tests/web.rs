@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use support::*;
 use taper_engine::EngineConfig;
+use taper_server::limits::{MAX_STOP_BYTES, MAX_STOPS};
 use taper_server::{ApiKeys, ServerConfig, ServerState};
 
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
@@ -241,6 +242,17 @@ async fn the_bounds_of_parameters_in_the_page_are_the_servers() {
     let mut num_checked = 0;
     for row in source.lines().filter_map(|line| line.trim().strip_prefix("{ name: \"")) {
         let name = row.split_once('"').unwrap().0;
+        if row.contains("switch: {") {
+            for value in [true, false] {
+                let answer = chat(&state, fields("chat_template_kwargs", fields(name, json!(value)))).await;
+                assert!(answer.status.is_success(), "{name} {value}: {}", answer.body);
+            }
+            continue;
+        }
+        // What is no number is checked below.
+        if row.contains("kind: ") {
+            continue;
+        }
         let bound = |key: &str| {
             let text = row.split_once(&format!("{key}: ")).unwrap().1.split(',').next().unwrap();
             text.replace("MOST", "9007199254740991").parse::<f64>().unwrap()
@@ -259,6 +271,21 @@ async fn the_bounds_of_parameters_in_the_page_are_the_servers() {
         }
     }
     assert!(num_checked >= 30, "{num_checked}");
+}
+
+#[tokio::test]
+async fn the_page_sends_stop_texts_and_schemas_that_the_server_takes() {
+    let source = fs::read_to_string(folder().join("parameters.mjs")).unwrap();
+    for (name, number) in [("MOST_STOPS", MAX_STOPS), ("MOST_STOP_BYTES", MAX_STOP_BYTES)] {
+        assert!(source.contains(&format!("const {name} = {number};")), "{name} is {number}");
+    }
+    let state = state();
+    let stops = vec!["x".repeat(MAX_STOP_BYTES); MAX_STOPS];
+    let form = json!({ "type": "json_schema", "json_schema": { "name": "answer", "schema": { "type": "object" } } });
+    for fields in [json!({ "stop": stops }), json!({ "response_format": form })] {
+        let answer = chat(&state, fields).await;
+        assert!(!answer.status.is_client_error(), "{}", answer.body);
+    }
 }
 
 fn fields(name: &str, value: Value) -> Value {

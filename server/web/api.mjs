@@ -52,11 +52,11 @@ async function call(path, { key, body, signal } = {}) {
   return response;
 }
 
-/** The ids of the models. */
+/** The models: their ids, and the defaults of sampling that server or model file set, `{ value, from }` by parameter. */
 export async function listModels(key) {
   const answer = await call("v1/models", { key });
   const { data } = await answer.json();
-  return data.map((model) => model.id);
+  return data.map(({ id, sampling_defaults: defaults }) => ({ id, defaults: defaults ?? {} }));
 }
 
 /** The text of GET /metrics. */

@@ -66,6 +66,8 @@ const settings = new Settings(local, new Bounded(storageOr("sessionStorage"), sh
 const live = new LiveView(() => settings.key);
 /** What is being answered, by the conversation's id. */
 const runs = new Map();
+/** The defaults of sampling that are set for each model, by its id. */
+const defaults = new Map();
 /** The open conversation; in the list once something is said. */
 let open = conversations.list()[0] ?? newConversation(settings.system, Date.now());
 /** Views of its messages, in their order. */
@@ -232,6 +234,7 @@ function viewOf(conversation, message, place) {
       change("", ({ messages }) => messages.splice(place));
       answer(conversation);
     };
+    actions.goOn = () => answer(conversation, message);
   }
   return new MessageView(message, actions);
 }
@@ -252,16 +255,19 @@ function ask(conversation, text, place = conversation.messages.length) {
   return true;
 }
 
-/** Has the open conversation answered as it stands. */
-async function answer(conversation) {
+/** Has the open conversation answered as it stands, or goes on with its last answer, `begun`. */
+async function answer(conversation, begun) {
   if (!isReady()) return;
   notice("");
-  const { fields } = readParameters(settings.parameters);
+  const model = byId("model").value;
+  const { fields } = readParameters(settings.parameters, defaults.get(model));
   const { system, messages } = conversation;
-  const body = chatRequest({ model: byId("model").value, system, messages, fields });
-  const message = { role: "assistant", content: "", unfinished: true };
+  const body = chatRequest({ model, system, messages, fields, continues: begun !== undefined });
+  const message = begun ?? { role: "assistant", content: "" };
+  for (const name of ["error", "note", "speed"]) delete message[name];
+  message.unfinished = true;
   const controller = new AbortController();
-  messages.push(message);
+  if (!begun) messages.push(message);
   runs.set(conversation.id, controller);
   touch(conversation);
   showConversation();
@@ -417,9 +423,13 @@ async function showModels() {
   clearTimeout(modelsTimer);
   const choice = byId("model");
   try {
-    const ids = await listModels(settings.key);
+    const models = await listModels(settings.key);
+    const ids = models.map(({ id }) => id);
+    defaults.clear();
+    for (const model of models) defaults.set(model.id, model.defaults);
     const wanted = ids.includes(settings.model) ? settings.model : ids[0];
     choice.replaceChildren(...ids.map((id) => make("option", { value: id, selected: id === wanted }, id)));
+    settings.showDefaults(defaults.get(choice.value));
     byId("state").textContent = "";
   } catch (error) {
     byId("state").textContent = explained({ message: error.message, status: error.status });
@@ -453,7 +463,10 @@ function connect() {
   };
   byId("menu").onclick = () => showMenu(!document.body.classList.contains("menu-open"));
   byId("shade").onclick = () => showMenu(false);
-  byId("model").onchange = ({ target }) => (settings.model = target.value);
+  byId("model").onchange = ({ target }) => {
+    settings.model = target.value;
+    settings.showDefaults(defaults.get(target.value));
+  };
   byId("to-settings").onclick = () => byId("settings").showModal();
   byId("settings-done").onclick = () => byId("settings").close();
   byId("settings").onclose = () => notice("");

@@ -24,6 +24,11 @@ export function titleOf(conversation) {
   return characters.length > TITLE_LEN ? `${characters.slice(0, TITLE_LEN - 1).join("")}…` : line;
 }
 
+/** Whether an answer has words, and there may be more to say: it was stopped, broke off, or reached a limit. */
+export function isCut({ role, content, unfinished, note }) {
+  return role === "assistant" && content.trim() !== "" && Boolean(unfinished || note);
+}
+
 /** Whether an error of a `Storage` says that there is no room. */
 export function isFull(error) {
   return error?.name === "QuotaExceededError" || error?.name === "NS_ERROR_DOM_QUOTA_REACHED";

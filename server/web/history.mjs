@@ -1,11 +1,14 @@
 // What the metrics were over the last minutes, and what follows from their differences.
 
-import { histogram, total } from "./metrics.mjs";
+import { histogram, largest, modelsOf, ofModel, total } from "./metrics.mjs";
 
 /** Seconds that the charts show. */
 export const SHOWN_S = 300;
 /** Seconds that rare things are gathered over: percentiles, hits, right guesses. */
 export const WINDOW_S = 15;
+
+/** What percentiles are called, and of which histogram of a moment they are. */
+const HISTOGRAMS = [["ttft", "firstToken"], ["itl", "betweenTokens"], ["queue", "inQueue"], ["e2e", "wholeRequest"]];
 
 /** The numbers of one moment; `time` is in seconds. A number that the server does not have is null. */
 export function snapshot(samples, time) {
@@ -15,13 +18,16 @@ export function snapshot(samples, time) {
     generated: total(samples, "vllm:generation_tokens_total"),
     running: total(samples, "vllm:num_requests_running"),
     waiting: total(samples, "vllm:num_requests_waiting"),
-    usage: total(samples, "vllm:kv_cache_usage_perc"),
+    // Each model has a cache of its own; the fullest one tells.
+    usage: largest(samples, "vllm:kv_cache_usage_perc"),
     queried: total(samples, "vllm:prefix_cache_queries_total"),
     hit: total(samples, "vllm:prefix_cache_hits_total"),
     guessed: total(samples, "vllm:spec_decode_num_draft_tokens_total"),
     accepted: total(samples, "vllm:spec_decode_num_accepted_tokens_total"),
     firstToken: histogram(samples, "vllm:time_to_first_token_seconds"),
     betweenTokens: histogram(samples, "vllm:inter_token_latency_seconds"),
+    inQueue: histogram(samples, "vllm:request_queue_time_seconds"),
+    wholeRequest: histogram(samples, "vllm:e2e_request_latency_seconds"),
   };
 }
 
@@ -78,8 +84,34 @@ function derive(old, before, now) {
     hitRate: share("hit", "queried"),
     acceptance: share("accepted", "guessed"),
   };
-  for (const [name, histogram] of [["ttft", "firstToken"], ["itl", "betweenTokens"]]) {
+  for (const [name, histogram] of HISTOGRAMS) {
     for (const percent of [50, 95, 99]) row[`${name}${percent}`] = quantile(histogram, percent / 100);
   }
   return row;
+}
+
+/** Histories of all models together, under the empty name, and of each. */
+export class Histories {
+  #byName = new Map();
+
+  /** Takes the samples of the next moment. */
+  add(samples, time) {
+    this.#take("", samples, time);
+    for (const model of modelsOf(samples)) this.#take(model, ofModel(samples, model), time);
+  }
+
+  /** The names of the models that there were. */
+  get models() {
+    return [...this.#byName.keys()].filter((name) => name !== "").sort();
+  }
+
+  /** The history of a model, or of all. */
+  of(name) {
+    return this.#byName.get(name) ?? new History();
+  }
+
+  #take(name, samples, time) {
+    if (!this.#byName.has(name)) this.#byName.set(name, new History());
+    this.#byName.get(name).add(snapshot(samples, time));
+  }
 }

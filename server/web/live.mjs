@@ -3,7 +3,7 @@
 import { readMetrics } from "./api.mjs";
 import { Chart } from "./chart.mjs";
 import { byId, make } from "./dom.mjs";
-import { History, snapshot, WINDOW_S } from "./history.mjs";
+import { Histories, WINDOW_S } from "./history.mjs";
 import { parseMetrics } from "./metrics.mjs";
 
 const INTERVAL_MS = 1000;
@@ -35,6 +35,8 @@ const CHARTS = [
   { title: "Right guesses", series: [{ label: "accepted", name: "acceptance" }], format: percent, most: 100 },
   { title: "Time to first token", series: percentiles("ttft"), format: ms },
   { title: "Time between tokens", series: percentiles("itl"), format: ms },
+  { title: "Time in the queue", series: percentiles("queue"), format: ms },
+  { title: "Time of whole requests", series: percentiles("e2e"), format: ms },
 ];
 
 const TILES = [
@@ -49,7 +51,9 @@ const TILES = [
 /** The view. It begins to ask when it is first shown, and goes on then, so that its charts have no holes. */
 export class LiveView {
   #key;
-  #history = new History();
+  #histories = new Histories();
+  /** The model that is shown; empty for all. */
+  #model = "";
   #charts = CHARTS.map((chart) => new Chart(chart));
   #tiles = TILES.map((tile) => ({ ...tile, value: make("dd", {}, "–") }));
   #isRunning = false;
@@ -60,6 +64,11 @@ export class LiveView {
     byId("tiles").append(...this.#tiles.map(({ label, value }) => make("div", {}, make("dt", {}, label), value)));
     byId("charts").append(...this.#charts.map(({ element }) => element));
     byId("window").textContent = `Percentiles and shares are over the last ${WINDOW_S} seconds. A gap is a time without any.`;
+    byId("live-model").onchange = ({ target }) => {
+      this.#model = target.value;
+      this.#charts.forEach((chart) => chart.restyle());
+      this.#draw();
+    };
     new ResizeObserver(() => this.#charts.forEach((chart) => chart.resize())).observe(byId("charts"));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
       this.#charts.forEach((chart) => chart.restyle());
@@ -88,12 +97,23 @@ export class LiveView {
   }
 
   #take(samples) {
-    if (samples.size === 0) return this.#say("There are no metrics yet: the model is loading.");
-    const now = snapshot(samples, Date.now() / 1000);
-    if (now.generated === null) return this.#say("What the server sends as its metrics are none that this page knows.");
-    this.#history.add(now);
+    if (!samples.has("vllm:generation_tokens_total")) {
+      const isOurs = samples.has("taper:http_requests_total");
+      return this.#say(isOurs ? "No model is loaded now." : "What the server sends as its metrics are none that this page knows.");
+    }
+    this.#histories.add(samples, Date.now() / 1000);
     this.#say("");
+    this.#offer(this.#histories.models);
     this.#draw();
+  }
+
+  /** Lets a reader choose among several models. */
+  #offer(models) {
+    const choice = byId("live-model");
+    byId("live-of").hidden = models.length < 2;
+    if (choice.options.length === models.length + 1) return;
+    const options = [["", "all of them"], ...models.map((model) => [model, model])];
+    choice.replaceChildren(...options.map(([value, label]) => make("option", { value, selected: value === this.#model }, label)));
   }
 
   #say(message) {
@@ -105,11 +125,12 @@ export class LiveView {
 
   #draw() {
     if (byId("live").hidden) return;
-    const last = this.#history.last;
+    const history = this.#histories.of(this.#model);
+    const { last } = history;
     for (const { name, format, value } of this.#tiles) {
       const number = last?.[name] ?? null;
       value.textContent = number === null ? "–" : format(number);
     }
-    if (last) this.#charts.forEach((chart) => chart.draw(this.#history.columns(chart.names)));
+    if (last) this.#charts.forEach((chart) => chart.draw(history.columns(chart.names)));
   }
 }

@@ -1,12 +1,13 @@
 // One message of a conversation on the page.
 
 import { copyButton } from "./clipboard.mjs";
+import { isCut } from "./conversations.mjs";
 import { button, grow, make } from "./dom.mjs";
 import { showMarkdown } from "./markdown.mjs";
 
 /**
- * A message's element. `actions` are what its buttons do: `edit(text)`, `remove()`, `answer()` (again, or at last); those
- * that do not fit the message are left out. `left()` is called when an edit is given up.
+ * A message's element. `actions` are what its buttons do: `edit(text)`, `remove()`, `answer()` (again, or at last), `goOn()`
+ * (with an answer that is cut); those that do not fit the message are left out. `left()` is called when an edit is given up.
  */
 export class MessageView {
   element;
@@ -45,9 +46,10 @@ export class MessageView {
   }
 
   #buttons() {
-    const { edit, remove, answer } = this.#actions;
+    const { edit, remove, answer, goOn } = this.#actions;
     const { role, content, error } = this.#message;
     const row = make("div", { className: "actions" });
+    if (goOn && isCut(this.#message)) row.append(button("Continue", goOn, { dataset: { action: "continue" } }));
     if (answer) {
       const label = role === "user" ? "Answer" : error ? "Retry" : "Regenerate";
       row.append(button(label, answer, { dataset: { action: "answer" } }));

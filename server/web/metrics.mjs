@@ -41,6 +41,26 @@ export function total(samples, name) {
   return found ? found.reduce((sum, { value }) => sum + value, 0) : null;
 }
 
+/** The largest value of a metric over its labels, or null where there is none. */
+export function largest(samples, name) {
+  const found = samples.get(name);
+  return found ? Math.max(...found.map(({ value }) => value)) : null;
+}
+
+const MODEL = "model_name";
+
+/** The models that samples are of, by name. */
+export function modelsOf(samples) {
+  const names = [...samples.values()].flat().map(({ labels }) => labels[MODEL]);
+  return [...new Set(names.filter((name) => name !== undefined))].sort();
+}
+
+/** The samples of one model. */
+export function ofModel(samples, model) {
+  const own = [...samples].map(([name, found]) => [name, found.filter(({ labels }) => labels[MODEL] === model)]);
+  return new Map(own.filter(([, found]) => found.length > 0));
+}
+
 /** A histogram, summed over its labels, or null. */
 export function histogram(samples, name) {
   const found = samples.get(`${name}_bucket`);

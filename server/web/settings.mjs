@@ -1,7 +1,7 @@
 // What a user sets: parameters and the model (kept in the browser), and the API key (kept until the tab is closed).
 
 import { byId, make } from "./dom.mjs";
-import { fault, PARAMETERS } from "./parameters.mjs";
+import { fault, PARAMETERS, standIn } from "./parameters.mjs";
 
 const SETTINGS = "taper.settings";
 const KEY = "taper.key";
@@ -58,16 +58,21 @@ export class Settings {
     return this.#session.getItem(KEY) ?? "";
   }
 
+  /** Shows what empty parameters stand for with a model of these defaults. */
+  showDefaults(defaults) {
+    const numbers = PARAMETERS.filter((parameter) => !parameter.kind && !parameter.switch);
+    for (const parameter of numbers) byId(idOf(parameter)).placeholder = standIn(parameter, defaults);
+  }
+
   #keep(change) {
     this.#kept = { ...this.#kept, ...change };
     this.#storage.setItem(SETTINGS, JSON.stringify(this.#kept));
   }
 
   #field(parameter, changed) {
-    const { name, label, hint, isInteger } = parameter;
-    const id = `parameter-${name}`;
-    const input = make("input", { id, type: "text", inputMode: isInteger ? "numeric" : "decimal", autocomplete: "off" });
-    input.placeholder = "server's default";
+    const { name, label, hint } = parameter;
+    const id = idOf(parameter);
+    const input = inputOf(id, parameter);
     input.value = this.#kept.parameters[name] ?? "";
     input.setAttribute("aria-describedby", `${id}-hint`);
     const under = make("p", { id: `${id}-hint`, className: "hint", role: "status" });
@@ -85,6 +90,22 @@ export class Settings {
     };
     return make("div", { className: "field" }, make("label", { htmlFor: id }, label), input, under);
   }
+}
+
+function idOf({ name }) {
+  return `parameter-${name}`;
+}
+
+function inputOf(id, parameter) {
+  if (parameter.switch) return choiceOf(id, parameter);
+  if (parameter.kind) return make("textarea", { id, rows: 3, spellcheck: false, placeholder: "none" });
+  const inputMode = parameter.isInteger ? "numeric" : "decimal";
+  return make("input", { id, type: "text", inputMode, autocomplete: "off", placeholder: standIn(parameter) });
+}
+
+function choiceOf(id, parameter) {
+  const choices = Object.keys(parameter.switch).map((choice) => make("option", { value: choice }, choice));
+  return make("select", { id }, make("option", { value: "" }, "model's default"), ...choices);
 }
 
 function read(storage) {

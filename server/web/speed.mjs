@@ -22,7 +22,10 @@ export class Stopwatch {
     this.#timings = chunk.timings ?? this.#timings;
   }
 
-  /** The line: empty while there is no text. The server's own measure of tokens per second counts where it sends one. */
+  /**
+   * The line: empty while there is no text. The server's own measure of tokens per second counts where it sends one, and it alone
+   * knows how many tokens were guessed.
+   */
   line() {
     if (this.#first === null) return "";
     const parts = [`first token after ${seconds(this.#first - this.#sent)}`];
@@ -31,9 +34,11 @@ export class Stopwatch {
       const generated = usage.completion_tokens;
       const rate = this.#timings?.predicted_per_second || this.#rate(generated);
       parts.push(`${count(generated, "token")}${rate ? ` at ${rate.toFixed(rate < 10 ? 1 : 0)} per second` : ""}`);
-      const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+      const cached = usage.prompt_tokens_details?.cached_tokens ?? this.#timings?.cache_n ?? 0;
       parts.push(`prompt of ${count(usage.prompt_tokens, "token")}${cached ? `, ${cached} cached` : ""}`);
     }
+    const { draft_n: guesses, draft_n_accepted: right } = this.#timings ?? {};
+    if (guesses > 0 && right >= 0) parts.push(`${right} of ${count(guesses, "guess", "guesses")} right`);
     return parts.join(" · ");
   }
 
@@ -47,6 +52,6 @@ function seconds(ms) {
   return ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(2)} s`;
 }
 
-function count(number, noun) {
-  return `${number} ${noun}${number === 1 ? "" : "s"}`;
+function count(number, noun, nouns = `${noun}s`) {
+  return `${number} ${number === 1 ? noun : nouns}`;
 }

@@ -65,11 +65,15 @@ def _(t):
 @check("metrics.histograms_add_up")
 def _(t):
     for name in re.findall(r"^# TYPE (\S+) histogram", t.text, re.MULTILINE):
-        buckets = re.findall(rf'^{re.escape(name)}_bucket{{(.*)le="([^"]+)"[^}}]*}} (\S+)$', t.text, re.MULTILINE)
-        expect(buckets and buckets[-1][1] == "+Inf", f"{name} has no +Inf")
-        counts = [float(count) for _, _, count in buckets]
-        count = float(re.search(rf"^{re.escape(name)}_count\S* (\S+)$", t.text, re.MULTILINE).group(1))
-        expect(counts == sorted(counts) and counts[-1] == count, f"{name}: {counts} and a count of {count}")
+        buckets = {}
+        for before, bound, after, count in re.findall(rf'^{re.escape(name)}_bucket{{(.*)le="([^"]+)"(.*)}} (\S+)$', t.text, re.MULTILINE):
+            buckets.setdefault((before + after.lstrip(",")).strip(","), []).append((bound, float(count)))
+        counts = re.findall(rf"^{re.escape(name)}_count{{(.*)}} (\S+)$", t.text, re.MULTILINE)
+        equal(set(buckets), {labels for labels, _ in counts}, f"the series of {name}")
+        for labels, count in counts:
+            bounds, values = zip(*buckets[labels])
+            expect(bounds[-1] == "+Inf", f"{name} {{{labels}}} has no +Inf")
+            expect(list(values) == sorted(values) and values[-1] == float(count), f"{name} {{{labels}}}: {values} and a count of {count}")
 
 
 @check("dashboard.is_one")

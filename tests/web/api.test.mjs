@@ -38,9 +38,10 @@ test("the key is sent where there is one", async () => {
   const sent = [];
   answering((url, { headers }) => {
     sent.push([url.pathname.endsWith("/server/v1/models"), headers.authorization]);
-    return Response.json({ data: [{ id: "a" }, { id: "b" }] });
+    return Response.json({ data: [{ id: "a" }, { id: "b", sampling_defaults: { top_k: { value: 9, from: "model" } } }] });
   });
-  assert.deepEqual(await listModels("secret"), ["a", "b"]);
+  const expected = [{ id: "a", defaults: {} }, { id: "b", defaults: { top_k: { value: 9, from: "model" } } }];
+  assert.deepEqual(await listModels("secret"), expected);
   await listModels("");
   assert.deepEqual(sent, [[true, "Bearer secret"], [true, undefined]]);
 });

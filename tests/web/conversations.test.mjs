@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Bounded, Conversations, exported, imported, isFull, isOfUse, newConversation, titleOf } from "../../server/web/conversations.mjs";
+import { Bounded, Conversations, exported, imported, isCut, isFull, isOfUse, newConversation, titleOf } from "../../server/web/conversations.mjs";
 import { chatRequest, fault, PARAMETERS, readParameters } from "../../server/web/parameters.mjs";
 import { Stopwatch } from "../../server/web/speed.mjs";
 
@@ -112,18 +112,50 @@ test("an empty parameter is not sent, a number is, and anything else is a fault"
   assert.deepEqual(faults, ["Temperature must be a number between 0 and 2, and not “hot”."]);
 });
 
+test("a switch is a variable of the chat template", () => {
+  assert.deepEqual(readParameters({ enable_thinking: "off", seed: "1" }), {
+    fields: { seed: 1, chat_template_kwargs: { enable_thinking: false } },
+    faults: [],
+  });
+  assert.deepEqual(readParameters({ enable_thinking: "on" }).fields, { chat_template_kwargs: { enable_thinking: true } });
+  assert.deepEqual(readParameters({ enable_thinking: "" }).fields, {});
+  assert.deepEqual(readParameters({ enable_thinking: "maybe" }), { fields: {}, faults: ["Thinking must be on or off, and not “maybe”."] });
+});
+
 test("the bounds of parameters are the server's", () => {
   const check = (name, good, bad) => {
     const parameter = PARAMETERS.find((one) => one.name === name);
     good.forEach((text) => assert.equal(fault(parameter, text), null, `${name} ${text}`));
     bad.forEach((text) => assert.match(fault(parameter, text), /must be/, `${name} ${text}`));
   };
+  check("typical_p", ["0", "1"], ["1.1", "-1"]);
   check("temperature", ["0", "2", "1e-1"], ["-0.1", "2.1", "0,5", "NaN", "Infinity"]);
   check("top_k", ["-1", "0", "40"], ["-2", "1.5", "3000000000"]);
   check("max_tokens", ["1", "100000"], ["0", "-1", "1.5"]);
   check("seed", ["0", "-7", "9007199254740991"], ["9007199254740993", "x", "0.5"]);
   check("frequency_penalty", ["-2", "2"], ["-2.5", "3"]);
   check("repetition_penalty", ["1"], ["0", "101"]);
+});
+
+test("stop texts are lines, with the blanks that they have", () => {
+  const stops = (text) => readParameters({ stop: text }).fields.stop;
+  assert.deepEqual(stops("END\n User:\n\n"), ["END", " User:"]);
+  assert.deepEqual(stops("a\\n\\nb\nc\\\\n\\t"), ["a\n\nb", "c\\n\t"]);
+  assert.equal(stops("\n \n"), undefined);
+  const faultOf = (text) => readParameters({ stop: text }).faults[0];
+  assert.equal(faultOf("x\n".repeat(16)), undefined);
+  assert.match(faultOf("x\n".repeat(17)), /must be 16 at most, and not 17/);
+  assert.equal(faultOf("x".repeat(1024)), undefined);
+  assert.match(faultOf("ü".repeat(513)), /must be of 1024 bytes at most/);
+});
+
+test("a schema is a form of the answer", () => {
+  const { fields, faults } = readParameters({ json_schema: ' {"type": "object"} ', typical_p: "0.9" });
+  const form = { type: "json_schema", json_schema: { name: "answer", schema: { type: "object" } } };
+  assert.deepEqual([fields, faults], [{ typical_p: 0.9, response_format: form }, []]);
+  for (const wrong of ["{", "[]", "5", "null", "object"]) {
+    assert.match(readParameters({ json_schema: wrong }).faults[0], /^JSON schema must be a JSON object/, wrong);
+  }
 });
 
 test("a request holds the system prompt and what was said", () => {
@@ -149,6 +181,26 @@ test("a request holds the system prompt and what was said", () => {
   assert.deepEqual(Object.keys(chatRequest({ model: "", system: " ", messages: [], fields: {} })), ["messages", "stream", "stream_options"]);
 });
 
+test("a request may go on with the last answer", () => {
+  const messages = [
+    { role: "user", content: "a" },
+    { role: "assistant", content: "b", unfinished: true },
+  ];
+  const request = chatRequest({ model: "m", system: "", messages, fields: {}, continues: true });
+  assert.deepEqual(request.messages.at(-1), { role: "assistant", content: "b" });
+  assert.deepEqual([request.continue_final_message, request.add_generation_prompt], [true, false]);
+});
+
+test("an answer is cut that has words and may have had more", () => {
+  const check = (message, expected) => assert.equal(isCut({ role: "assistant", content: "b", ...message }), expected, JSON.stringify(message));
+  check({}, false);
+  check({ unfinished: true }, true);
+  check({ unfinished: true, error: "it broke" }, true);
+  check({ note: "cut at the limit of tokens" }, true);
+  check({ unfinished: true, content: "\n" }, false);
+  check({ unfinished: true, role: "user" }, false);
+});
+
 test("the line under an answer has what is known", () => {
   const usage = { completion_tokens: 11, prompt_tokens: 200, prompt_tokens_details: { cached_tokens: 64 } };
   const check = (chunks, expected) => {
@@ -162,6 +214,13 @@ test("the line under an answer has what is known", () => {
   check([[{}, true, 2250], [{}, true, 2750], [{ usage }, false, 9000]], line);
   const timings = { predicted_per_second: 5.25 };
   check([[{}, true, 2250], [{ usage, timings }, false, 2300]], line.replace("20 per", "5.3 per"));
+  const guessed = { ...timings, draft_n: 5, draft_n_accepted: 3 };
+  const guesses = `${line.replace("20 per", "5.3 per")} · 3 of 5 guesses right`;
+  check([[{}, true, 2250], [{ usage, timings: guessed }, false, 2300]], guesses);
+  check([[{}, true, 2250], [{ usage, timings: { ...guessed, draft_n: 0, draft_n_accepted: 0 } }, false, 2300]], line.replace("20 per", "5.3 per"));
+  const bare = { completion_tokens: 2, prompt_tokens: 9 };
+  const one = { draft_n: 1, draft_n_accepted: 0, cache_n: 4 };
+  check([[{}, true, 1001], [{ usage: bare, timings: one }, false, 1002]], "first token after 1 ms · 2 tokens · prompt of 9 tokens, 4 cached · 0 of 1 guess right");
   const single = { completion_tokens: 1, prompt_tokens: 1, prompt_tokens_details: null };
   check([[{}, true, 1001], [{ usage: single }, false, 1002]], "first token after 1 ms · 1 token · prompt of 1 token");
 });

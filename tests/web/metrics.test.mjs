@@ -4,8 +4,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { Histogram } from "../../server/web/histogram.mjs";
-import { History, SHOWN_S, snapshot, WINDOW_S } from "../../server/web/history.mjs";
-import { histogram, parseMetrics, total } from "../../server/web/metrics.mjs";
+import { Histories, History, SHOWN_S, snapshot, WINDOW_S } from "../../server/web/history.mjs";
+import { histogram, largest, modelsOf, ofModel, parseMetrics, total } from "../../server/web/metrics.mjs";
 
 test("samples are read with their labels", () => {
   const text = [
@@ -66,7 +66,8 @@ test("what came since is the difference of the counts", () => {
 /** A snapshot `time` seconds on. */
 function at(time, numbers) {
   const names = ["prompt", "generated", "running", "waiting", "usage", "queried", "hit", "guessed", "accepted"];
-  return { time, firstToken: null, betweenTokens: null, ...Object.fromEntries(names.map((name) => [name, 0])), ...numbers };
+  const histograms = { firstToken: null, betweenTokens: null, inQueue: null, wholeRequest: null };
+  return { time, ...histograms, ...Object.fromEntries(names.map((name) => [name, 0])), ...numbers };
 }
 
 test("rates are differences by the time that passed", () => {
@@ -115,4 +116,45 @@ test("a snapshot has null for what a server does not measure", () => {
   history.add(now);
   history.add({ ...now, time: 2 });
   assert.deepEqual([history.last.generatedRate, history.last.promptRate, history.last.usage], [0, null, null]);
+});
+
+/** What a server of two models says when each has generated so many tokens. */
+function ofTwo(first, second) {
+  const samples = [["a", first, 0.25], ["b\"", second, 0.5]].map(([model, tokens, usage]) => {
+    const labels = `engine="0",model_name="${model.replace('"', '\\"')}"`;
+    return `vllm:generation_tokens_total{${labels}} ${tokens}\nvllm:kv_cache_usage_perc{${labels}} ${usage}`;
+  });
+  return parseMetrics(`${samples.join("\n")}\ntaper:http_requests_total{route="/",method="GET",status="200"} 7\n`);
+}
+
+test("the samples of one model are told from those of others and of none", () => {
+  const samples = ofTwo(3, 4);
+  assert.deepEqual(modelsOf(samples), ["a", 'b"']);
+  assert.deepEqual([total(samples, "vllm:generation_tokens_total"), largest(samples, "vllm:kv_cache_usage_perc")], [7, 0.5]);
+  const own = ofModel(samples, 'b"');
+  assert.deepEqual([...own.keys()], ["vllm:generation_tokens_total", "vllm:kv_cache_usage_perc"]);
+  assert.equal(total(own, "vllm:generation_tokens_total"), 4);
+  assert.equal(largest(own, "taper:http_requests_total"), null);
+});
+
+test("each model has a history, and all have one together", () => {
+  const histories = new Histories();
+  histories.add(ofTwo(10, 100), 0);
+  histories.add(ofTwo(12, 106), 2);
+  assert.deepEqual(histories.models, ["a", 'b"']);
+  const rates = ["", "a", 'b"'].map((name) => histories.of(name).last.generatedRate);
+  assert.deepEqual(rates, [4, 1, 3]);
+  assert.deepEqual([histories.of("").last.usage, histories.of("a").last.usage], [50, 25]);
+  assert.equal(histories.of("none").last, null);
+  // One that is unloaded has no more rows, and the other goes on.
+  histories.add(ofModel(ofTwo(14, 106), "a"), 4);
+  assert.deepEqual([histories.of("a").columns([])[0], histories.of('b"').columns([])[0]], [[2, 4], [2]]);
+});
+
+test("the queue and whole requests have percentiles", () => {
+  const text = (count) =>
+    ["request_queue_time", "e2e_request_latency"].map((name) => `vllm:${name}_seconds_bucket{le="2.0"} ${count}\nvllm:${name}_seconds_bucket{le="+Inf"} ${count}`).join("\n");
+  const history = new History();
+  [0, 4].forEach((count, time) => history.add(snapshot(parseMetrics(text(count)), time)));
+  assert.deepEqual([history.last.queue50, history.last.e2e95, history.last.ttft50], [1000, 1900, null]);
 });

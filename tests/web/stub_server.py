@@ -74,6 +74,7 @@ class Stub:
         self.is_ended = False
         self.is_loading = False
         self.has_metrics = True
+        self.has_two_models = False
         self.key = None
         self.generated = 0
         self._lock = threading.Lock()
@@ -102,8 +103,12 @@ class Stub:
         self._server.server_close()
 
     def chat(self, request):
-        """The pieces of an answer: texts, `{"reasoning": text}`, `wait` for the test, `forever`, `break` and `error`."""
+        """The pieces of an answer: texts, `{"reasoning": text}`, `wait` for the test, `forever`, `length`, `break` and `error`."""
         said = request["messages"][-1]["content"]
+        if request.get("continue_final_message"):
+            return ["wer", " that is whole."]
+        if said == "cut":
+            return ["an ans", ("length",)]
         if said == "markdown":
             return [MARKDOWN[at : at + 7] for at in range(0, len(MARKDOWN), 7)]
         if said == "hostile":
@@ -130,7 +135,13 @@ class Stub:
         with self._lock:
             now = time.monotonic() - self._started
             generated = int(now * 90) + self.generated
-        labels = 'engine="0",model_name="stub:\\"1m\\""'
+        lines = []
+        for model, share in [('stub:\\"1m\\"', 1), ("stub:2m", 0.5)][: 1 + self.has_two_models]:
+            lines += self.metrics_of(f'engine="0",model_name="{model}"', now * share, generated * share)
+        return "\n".join(lines) + "\n"
+
+    def metrics_of(self, labels, now, generated):
+        """Those of one model."""
         lines = []
         for name, value in [
             ("vllm:num_requests_running", int(now) % 4),
@@ -147,13 +158,15 @@ class Stub:
         for name, bounds in [
             ("vllm:time_to_first_token_seconds", [0.1, 0.25, 0.5, 1.0]),
             ("vllm:inter_token_latency_seconds", [0.01, 0.025, 0.05, 0.1]),
+            ("vllm:request_queue_time_seconds", [0.3, 0.5, 0.8, 1.0]),
+            ("vllm:e2e_request_latency_seconds", [0.3, 0.5, 0.8, 1.0]),
         ]:
             shares = [0.2, 0.7, 0.96, 1.0]
             for bound, share in zip(bounds, shares):
                 lines.append(f'{name}_bucket{{{labels},le="{bound}"}} {int(now * 40 * share)}')
             lines.append(f'{name}_bucket{{{labels},le="+Inf"}} {int(now * 40)}')
             lines += [f"{name}_sum{{{labels}}} {now}", f"{name}_count{{{labels}}} {int(now * 40)}"]
-        return "\n".join(lines) + "\n"
+        return lines
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -246,6 +259,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def stream(self, pieces):
         stub = self.server_stub
         self.chunk({"role": "assistant", "content": ""})
+        reason = "stop"
         for piece in pieces:
             match piece:
                 case ("wait",):
@@ -254,6 +268,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                     for count in range(100_000):
                         self.chunk({"content": f"word{count} "})
                         time.sleep(0.01)
+                case ("length",):
+                    reason = "length"
                 case ("break",):
                     return
                 case ("error",):
@@ -263,9 +279,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                     self.chunk({"reasoning_content": text})
                 case text:
                     self.chunk({"content": text})
-        self.chunk({}, "stop")
+        self.chunk({}, reason)
         usage = {"prompt_tokens": 200, "completion_tokens": len(pieces), "prompt_tokens_details": {"cached_tokens": 64}}
-        timings = {"predicted_per_second": 123.4}
+        timings = {"predicted_per_second": 123.4, "draft_n": 4, "draft_n_accepted": 3}
         self.frame({"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [], "usage": usage, "timings": timings})
         self.wfile.write(b"data: [DONE]\n\n")
 

@@ -99,7 +99,7 @@ class WithStub(Page):
         self.assertEqual((request["stream"], request["stream_options"]), (True, {"include_usage": True}))
         self.assertNotIn("temperature", request)
         speed = self.browser.texts(f"{LAST} .speed")[0]
-        self.assertRegex(speed, r"^first token after \S+ m?s · 5 tokens at 123 per second · prompt of 200 tokens, 64 cached$")
+        self.assertRegex(speed, r"^first token after \S+ m?s · 5 tokens at 123 per second · prompt of 200 tokens, 64 cached · 3 of 4 guesses right$")
         self.assertEqual(self.browser.texts(".choose"), ["hello"])
         self.say("and again")
         self.answered("number 2")
@@ -195,6 +195,30 @@ class WithStub(Page):
         self.assertEqual(self.contents(), [("user", "hello")])
         self.assertEqual(len(self.browser.texts("#messages > li")), 2)
 
+    def test_a_cut_answer_is_continued(self):
+        go_on = f'{LAST} [data-action="continue"]'
+        for said, reason in [("break off", ".error"), ("cut", ".speed")]:
+            self.say(said)
+            self.browser.until("it is cut", lambda: self.browser.texts(go_on) == ["Continue"] and self.browser.texts(f"{LAST} {reason}"))
+            begun = self.answered("an ans")
+            before = len(self.browser.texts("#messages > li"))
+            self.picture("cut")
+            self.browser.click(go_on)
+            self.assertEqual(self.answered("whole."), f"{begun}wer that is whole.")
+            request = self.stub.requests[-1]
+            self.assertEqual(self.contents()[-1], ("assistant", begun))
+            self.assertEqual((request["continue_final_message"], request["add_generation_prompt"]), (True, False))
+            self.browser.until("it is cut no more", lambda: not self.browser.texts(go_on))
+            self.assertEqual(len(self.browser.texts("#messages > li")), before)
+            self.assertEqual([text for text in self.browser.texts(f"{LAST} .error") if text], [])
+        self.browser.reload()
+        self.browser.until_text(f"{LAST} .body", "an answer that is whole.")
+        self.say("more")
+        self.answered("to “more”.")
+        self.assertEqual(self.contents()[-2:], [("assistant", "an answer that is whole."), ("user", "more")])
+        self.assertNotIn("continue_final_message", self.stub.requests[-1])
+        self.assert_nothing_was_forbidden()
+
     def test_a_message_is_edited_and_what_followed_it_goes(self):
         self.say("hello")
         self.answered("number 1")
@@ -235,6 +259,7 @@ class WithStub(Page):
         self.browser.fill("#parameter-temperature", "0.25")
         self.browser.fill("#parameter-max_tokens", "77")
         self.browser.fill("#parameter-seed", "5")
+        self.browser.run("const think = document.getElementById('parameter-enable_thinking'); think.value = 'off'; think.oninput()")
         self.picture("settings")
         self.browser.click("#settings-done")
         self.browser.run("const model = document.getElementById('model'); model.value = 'stub:2m'; model.onchange({ target: model })")
@@ -242,8 +267,10 @@ class WithStub(Page):
             self.say("system?")
             self.assertEqual(self.answered("system prompt"), "system prompt: ['be brief']")
             request = self.stub.requests[-1]
-            sent = {name: request.get(name) for name in ["model", "temperature", "max_tokens", "seed", "top_p"]}
-            expected = {"model": "stub:2m", "temperature": 0.25, "max_tokens": 77, "seed": 5, "top_p": None}
+            sent = {name: request.get(name) for name in ["model", "temperature", "max_tokens", "seed", "top_p", "chat_template_kwargs"]}
+            # What nobody set is as in `taper chat`.
+            expected = {"model": "stub:2m", "temperature": 0.25, "max_tokens": 77, "seed": 5, "top_p": 0.95}
+            expected["chat_template_kwargs"] = {"enable_thinking": False}
             self.assertEqual(sent, expected)
             self.assertEqual(self.browser.texts("#system-shown summary"), ["System prompt"])
             self.browser.reload()
@@ -255,6 +282,23 @@ class WithStub(Page):
         self.browser.click("#settings-done")
         self.say("system?")
         self.answered("system prompt: []")
+
+    def test_stop_texts_and_a_schema_are_sent(self):
+        self.browser.click("#to-settings")
+        self.browser.fill("#parameter-typical_p", "0.9")
+        self.browser.fill("#parameter-stop", "END")
+        self.browser.fill("#parameter-json_schema", '{"type": "obj')
+        self.browser.until_text("#parameter-json_schema-hint", "must be a JSON object")
+        self.browser.fill("#parameter-json_schema", '{"type": "object"}')
+        self.browser.until_text("#parameter-json_schema-hint", "the answer is JSON of this schema")
+        self.picture("forms")
+        self.browser.click("#settings-done")
+        self.say("hello")
+        self.answered("to “hello”.")
+        request = self.stub.requests[-1]
+        self.assertEqual((request["typical_p"], request["stop"]), (0.9, ["END"]))
+        form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
+        self.assertEqual(request["response_format"], form)
 
     def test_a_parameter_out_of_bounds_is_not_sent(self):
         self.browser.click("#to-settings")
@@ -392,7 +436,7 @@ class WithStub(Page):
         self.say("wait")
         self.browser.until_text(f"{LAST} .body", "first half,")
         self.browser.click("#to-live")
-        self.browser.until("charts are drawn", lambda: len(self.browser.texts("#charts canvas")) == 6)
+        self.browser.until("charts are drawn", lambda: len(self.browser.texts("#charts canvas")) == 8)
         self.browser.until("the tiles have numbers", lambda: "–" not in self.browser.texts("#tiles dd"))
         numbers = dict(zip(self.browser.texts("#tiles dt"), self.browser.texts("#tiles dd")))
         self.assertRegex(numbers["KV cache in use"], r"^\d+ %$")
@@ -410,6 +454,18 @@ class WithStub(Page):
         self.stub.go_on.set()
         self.browser.click("#to-chat")
         self.assertEqual(self.answered("second half"), "first half, second half")
+
+    def test_the_live_view_shows_one_model_or_all(self):
+        self.browser.click("#to-live")
+        self.browser.until("the tiles have numbers", lambda: "–" not in self.browser.texts("#tiles dd"))
+        self.assertFalse(self.browser.is_shown("#live-of"), "there is one model")
+        self.stub.has_two_models = True
+        self.browser.until("there is a choice", lambda: self.browser.is_shown("#live-of"))
+        self.assertEqual(self.browser.texts("#live-model option"), ["all of them", 'stub:"1m"', "stub:2m"])
+        self.browser.run("const choice = document.getElementById('live-model'); choice.value = 'stub:2m'; choice.onchange({ target: choice })")
+        self.browser.until("the tiles have numbers", lambda: "–" not in self.browser.texts("#tiles dd"))
+        self.browser.until("charts are drawn", lambda: len(self.browser.texts("#charts canvas")) == 8)
+        self.assert_nothing_was_forbidden()
 
     def test_metrics_that_cannot_be_read_are_said_to_be(self):
         self.stub.has_metrics = False
@@ -433,7 +489,7 @@ class WithStub(Page):
             self.picture("phone-menu")
             browser.press(ESCAPE)
             browser.click("#to-live")
-            browser.until("charts are drawn", lambda: len(browser.texts("#charts canvas")) == 6)
+            browser.until("charts are drawn", lambda: len(browser.texts("#charts canvas")) == 8)
             browser.until("nothing is wider", lambda: browser.run(fits))
             self.picture("phone-live")
             browser.click("#to-settings")

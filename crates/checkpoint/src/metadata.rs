@@ -68,6 +68,15 @@ impl Metadata {
         })
     }
 
+    /// A float or an integer of any width.
+    pub fn f64(&self, key: &str) -> Result<Option<f64>, Error> {
+        self.get(key, "a number", |value| match value {
+            Value::Float(number) => Some(*number),
+            Value::Int(number) => Some(*number as f64),
+            _ => None,
+        })
+    }
+
     /// A boolean.
     pub fn bool(&self, key: &str) -> Result<Option<bool>, Error> {
         self.get(key, "a boolean", |value| match value {
@@ -240,6 +249,20 @@ mod tests {
             assert!(matches!(error, Error::BadKey { .. }), "{error}");
         }
         assert_eq!(metadata(CandleValue::U64(u64::MAX)).require_u64("k").unwrap(), u64::MAX);
+    }
+
+    #[test]
+    fn a_number_may_be_of_any_kind() {
+        for (value, expected) in [
+            (CandleValue::F32(0.5), 0.5),
+            (CandleValue::F64(-0.1), -0.1),
+            (CandleValue::I32(-1), -1.0),
+            (CandleValue::U64(40), 40.0),
+        ] {
+            assert_eq!(metadata(value).f64("k").unwrap(), Some(expected));
+        }
+        let error = metadata(CandleValue::Bool(true)).f64("k").unwrap_err().to_string();
+        assert_eq!(error, "metadata key `k` is a boolean; expected a number");
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod models;
 mod operation;
 mod quantization;
 mod run;
+mod sampling;
 mod selftest;
 mod terminal;
 mod tune;
@@ -24,6 +25,7 @@ pub(crate) use models::{ModelNames, SeveralArgs};
 pub(crate) use operation::OperationArgs;
 pub(crate) use quantization::QuantizationKind;
 pub(crate) use run::{FormArgs, RunArgs};
+pub(crate) use sampling::SamplingDefaultArgs;
 pub(crate) use selftest::SelftestArgs;
 pub(crate) use terminal::{ColorChoice, CompletionsArgs, ManArgs, RemoteArgs};
 pub(crate) use tune::TuneArgs;
@@ -306,6 +308,29 @@ impl SamplingArgs {
             max_tokens: self.max_tokens.map(|tokens| tokens as u64),
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
+            ..Parameters::default()
+        }
+    }
+}
+
+/// Whether a model that can thinks before it answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Think {
+    /// It does.
+    On,
+    /// It does not.
+    Off,
+    /// As its chat template, or the server, has it.
+    Auto,
+}
+
+impl Think {
+    /// What is said of it; nothing by `auto`.
+    pub(crate) fn as_switch(self) -> Option<bool> {
+        match self {
+            Think::On => Some(true),
+            Think::Off => Some(false),
+            Think::Auto => None,
         }
     }
 }
@@ -325,6 +350,18 @@ pub(crate) struct AnswerArgs {
     /// What the model is told before anything else.
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
+
+    /// Whether a model that can thinks before it answers: `enable_thinking` for its chat template, or in the `chat_template_kwargs` of
+    /// a request to a server.
+    #[arg(long, value_enum, value_name = "ON|OFF|AUTO", default_value_t = Think::Auto)]
+    pub(crate) think: Think,
+}
+
+impl AnswerArgs {
+    /// What was said of how to answer.
+    pub(crate) fn parameters(&self) -> Parameters {
+        Parameters { think: self.think.as_switch(), ..self.sampling.parameters() }
+    }
 }
 
 /// `taper serve`
@@ -345,6 +382,8 @@ pub(crate) struct ServeArgs {
     pub(crate) engine: EngineArgs,
     #[command(flatten)]
     pub(crate) several: SeveralArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingDefaultArgs,
 
     /// Address or name to listen at, such as localhost; 0.0.0.0 is every network of this machine.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", env = "TAPER_HOST")]

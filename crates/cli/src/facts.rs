@@ -2,6 +2,7 @@
 //! name, so that one that holds a secret is told of by nobody.
 
 use crate::args::{Device, KvKind, ServeArgs};
+use crate::suggestions::Suggestions;
 use clap::ValueEnum;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ pub(crate) fn of_file(checkpoint: &Checkpoint, made_for: usize) -> ServerFacts {
         num_params: Some(checkpoint.tensors().map(|tensor| tensor.num_elements() as u64).sum()),
         model_bytes: Some(checkpoint.file_len()),
         trained_context_len: Some(made_for),
+        sampling: Suggestions::of(checkpoint.metadata()).defaults,
         ..ServerFacts::default()
     }
 }
@@ -98,10 +100,13 @@ fn options(args: &ServeArgs) -> Map<String, Value> {
         "request_timeout": args.request_timeout.map(|timeout| timeout.as_secs_f64()),
         "log_format": name(args.log_format),
     });
-    match options {
+    let mut options = match options {
         Value::Object(options) => options,
         _ => Map::new(),
-    }
+    };
+    let sampling = args.sampling.defaults().fields();
+    options.extend(sampling.into_iter().map(|(name, value)| (name.to_owned(), value.unwrap_or_default())));
+    options
 }
 
 /// What a flag calls a value.
@@ -133,8 +138,8 @@ mod tests {
 
     #[test]
     fn options_have_the_names_and_words_of_the_flags() {
-        let flags = ["taper", "serve", "--max-batch", "3", "--speculation", "off", "--request-timeout", "0.5"];
-        let Ok(Cli { command: Command::Serve(args), .. }) = Cli::try_parse_from(flags) else {
+        let flags = "taper serve --max-batch 3 --speculation off --request-timeout 0.5 --temperature 0.6";
+        let Ok(Cli { command: Command::Serve(args), .. }) = Cli::try_parse_from(flags.split(' ')) else {
             panic!("it is understood")
         };
         let facts = of_server(ServerFacts::default(), &args);
@@ -145,5 +150,6 @@ mod tests {
             (&json!(3), &json!("off"), &json!(0.5))
         );
         assert_eq!((of("kv_cache_dtype"), of("deterministic"), of("ctx")), (&json!("f16"), &json!("on"), &Value::Null));
+        assert_eq!((of("temperature"), of("min_p")), (&json!(0.6), &Value::Null));
     }
 }

@@ -1,6 +1,8 @@
 //! One prompt through the engine, its text shown as it comes.
 
+use crate::answer;
 use crate::load::Loaded;
+use crate::parameters::Parameters;
 use crate::signals;
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
@@ -8,7 +10,7 @@ use std::future::Future;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use taper_engine::{Event, FinishReason, Request, Timings, Usage};
-use taper_text::{ChatMessage, EncodeOptions, Prompt, RenderContext};
+use taper_text::{ChatMessage, ContinuedPrompt, EncodeOptions, Prompt, ReasoningMarks, ReasoningStart, RenderContext};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -71,23 +73,42 @@ impl Answer {
     }
 }
 
-/// The tokens of a conversation, with the beginning of an answer at its end. Names of special tokens in messages are text.
-pub(crate) fn chat_tokens(loaded: &Loaded, messages: &[ChatMessage]) -> Result<Vec<u32>> {
-    Ok(loaded.tokenizer.encode_prompt(&chat_prompt(loaded, messages)?, true)?)
+/// A conversation as the model reads it, and how the answer to it begins.
+pub(crate) struct ChatPrompt {
+    pub(crate) prompt: Prompt,
+    /// The marks of the model's thoughts, and where the answer begins; `None` if it does not think.
+    pub(crate) reasoning: Option<(ReasoningMarks, ReasoningStart)>,
+    /// Whether it goes on with an answer that the conversation ends with.
+    pub(crate) goes_on: bool,
 }
 
-/// The same before it becomes tokens.
-pub(crate) fn chat_prompt(loaded: &Loaded, messages: &[ChatMessage]) -> Result<Prompt> {
+/// A conversation as the model reads it, with the beginning of an answer at its end; one that ends with an answer ends within it.
+/// Names of special tokens in messages are text.
+///
+/// # Errors
+/// When the model has no template, when that refuses the conversation, or when it cannot be told whether to think.
+pub(crate) fn chat_prompt(loaded: &Loaded, messages: &[ChatMessage], parameters: &Parameters) -> Result<ChatPrompt> {
     let template = loaded.template.as_ref().ok_or_else(|| {
         anyhow!("the model's file has no chat template; --chat-template names one, `taper run --raw` needs none")
     })?;
+    answer::check_thinking(loaded, parameters)?;
     let context = RenderContext {
         bos_text: loaded.tokenizer.bos_text().to_string(),
         eos_text: loaded.tokenizer.eos_text().to_string(),
         add_generation_prompt: true,
+        extra: parameters.variables(),
         ..RenderContext::default()
     };
-    Ok(template.prompt(&loaded.tokenizer, messages, &context)?)
+    let marks = ReasoningMarks::find(template, &loaded.tokenizer);
+    if messages.last().is_some_and(|last| last.role == "assistant") {
+        let ContinuedPrompt { prompt, in_thoughts } =
+            template.continued(&loaded.tokenizer, messages, &context, marks)?;
+        let start = if in_thoughts { ReasoningStart::Open } else { ReasoningStart::Over };
+        return Ok(ChatPrompt { prompt, reasoning: marks.map(|marks| (marks, start)), goes_on: true });
+    }
+    let prompt = template.prompt(&loaded.tokenizer, messages, &context)?;
+    let reasoning = marks.map(|marks| (marks, marks.at_end_of(&prompt.text())));
+    Ok(ChatPrompt { prompt, reasoning, goes_on: false })
 }
 
 /// The tokens of a text that is continued as it is. Names of special tokens in it are these tokens.
@@ -177,7 +198,7 @@ async fn follow(
                 answer.finish_reason = Some(reason);
                 (text, tokens)
             }
-            Some(Event::PromptLogprobs(_) | Event::Embedding(_)) => continue,
+            Some(Event::PromptLogprobs(_) | Event::PromptProgress { .. } | Event::Embedding(_)) => continue,
             Some(Event::Done(usage)) => {
                 answer.usage = Some(usage);
                 return Ok(());

@@ -1,6 +1,7 @@
 //! The `taper` command: serves, chats, measures and fetches models. Results go to stdout, everything else to stderr.
 #![forbid(unsafe_code)]
 
+mod answer;
 mod args;
 mod calibration_file;
 mod color;
@@ -17,6 +18,7 @@ mod piped;
 mod progress;
 mod settings;
 mod signals;
+mod suggestions;
 mod traces;
 mod tune_file;
 mod unix_socket;

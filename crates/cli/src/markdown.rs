@@ -74,6 +74,16 @@ impl Renderer {
         }
     }
 
+    /// Behind a text that was shown to its end, and goes on.
+    pub(crate) fn behind(shown: Shown, text: &str) -> Renderer {
+        let mut renderer = Renderer::new(shown);
+        renderer.push(text);
+        // The end of that text showed what was held, and gave the terminal its own look.
+        renderer.held.clear();
+        renderer.look = Look::default();
+        renderer
+    }
+
     /// Reads more of the text; what can be shown by now.
     pub(crate) fn push(&mut self, text: &str) -> String {
         match self.shown {
@@ -389,6 +399,21 @@ mod tests {
             ("~~~\n```\n~~~", "{m}~~~{.}\n{c}```{.}\n{m}~~~{.}"),
         ] {
             assert_eq!(looks(text), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_text_that_goes_on_does_so_where_it_was() {
+        let goes_on = |begun: &str, rest: &str| {
+            let mut renderer = Renderer::behind(Shown::Styled, begun);
+            renderer.push(rest) + &renderer.finish()
+        };
+        assert_eq!(named(&goes_on("a\n```rust\nlet ", "*a*;\n```\nb")), "{c}*a*;{.}\n{m}```{.}\nb");
+        assert_eq!(named(&goes_on("# T", "itle\ntext")), "{h}itle{.}\ntext");
+        let text = "# *T*\n- **b** `c` \\*\n```py\nx\n```\n12. ***d";
+        for (at, _) in text.char_indices() {
+            let (begun, rest) = text.split_at(at);
+            assert_eq!(stripped(&rendered(begun)) + &stripped(&goes_on(begun, rest)), text, "cut at {at}");
         }
     }
 

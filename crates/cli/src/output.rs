@@ -5,6 +5,9 @@ use anyhow::{Context, Result};
 use std::io::{self, IsTerminal, Write};
 use tracing_subscriber::EnvFilter;
 
+/// What `taper serve` logs where nobody says it.
+pub(crate) const SERVED_LEVEL: &str = "info";
+
 /// Writes a piece of the result and shows it at once. A closed stdout is an error that [`is_broken_pipe`] knows.
 pub(crate) fn print(text: &str) -> Result<()> {
     let mut stdout = io::stdout().lock();
@@ -57,7 +60,7 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 /// Logs to stderr: what `--log-level` says, else `TAPER_LOG`, else what suits the command.
 pub(crate) fn start_logging(cli: &Cli) {
-    let default = if matches!(cli.command, Command::Serve(_)) { "info" } else { "warn" };
+    let default = if matches!(cli.command, Command::Serve(_)) { SERVED_LEVEL } else { "warn" };
     let filter = EnvFilter::try_new(cli.log_level.as_deref().unwrap_or(default)).unwrap_or_else(|error| {
         status(&format!("--log-level is not understood ({error}); using {default}"));
         EnvFilter::new(default)

@@ -22,7 +22,7 @@ const MAX_BYTES: u64 = 64 << 20;
 /// All of stdin.
 pub(crate) fn read() -> Result<String> {
     if std::io::stdin().is_terminal() {
-        bail!("no prompt: give one with -p TEXT, or pipe one in; `taper chat` is for talking");
+        bail!("no prompt: give one, as in `taper run \"TEXT\"`, or pipe one in; `taper chat` is for talking");
     }
     text_of(std::io::stdin().lock())
 }
@@ -50,7 +50,7 @@ pub(crate) fn read_beside_prompt() -> Result<Option<String>> {
     })?;
     if begun.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
         output::status(
-            "nothing came through stdin: answering -p alone (--stdin waits for it, `< /dev/null` leaves it out at once)",
+            "nothing came through stdin: answering the prompt alone (--stdin waits for it, `< /dev/null` leaves it out at once)",
         );
         return Ok(None);
     }
@@ -71,9 +71,31 @@ pub(crate) fn text(input: impl Read, what: &str) -> Result<String> {
     String::from_utf8(bytes).with_context(|| format!("{what} is not UTF-8"))
 }
 
+/// Parts of a prompt as one. A file's last line end is not an empty line before the next part.
+pub(crate) fn joined<'a>(parts: impl Iterator<Item = &'a str>) -> String {
+    let mut parts = parts.peekable();
+    let mut text = String::new();
+    while let Some(part) = parts.next() {
+        if parts.peek().is_some() {
+            text.push_str(part.strip_suffix('\n').unwrap_or(part));
+            text.push('\n');
+        } else {
+            text.push_str(part);
+        }
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_are_lines_below_each_other() {
+        let joined = |parts: &[&str]| joined(parts.iter().copied());
+        assert_eq!(joined(&["a\n", "b\n\n", "c\n"]), "a\nb\n\nc\n");
+        assert_eq!((joined(&["a"]), joined(&[])), ("a".into(), String::new()));
+    }
 
     #[test]
     fn an_endless_input_is_refused() {

@@ -3,7 +3,7 @@
 //!
 //! The file's values become the defaults of the command line, so that each is read and checked as its flag is.
 
-use crate::args::{Cli, Command, EngineArgs, RemoteArgs};
+use crate::args::{Cli, Command, Device, EngineArgs, KvKind, RemoteArgs, RunArgs, ServeArgs};
 use crate::output;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::error::ErrorKind;
@@ -14,6 +14,8 @@ use std::ffi::OsString;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use taper_kernels::cpu::cores::Cores;
+use taper_kernels::cpu::isa::Isa;
 use toml::{Table, Value};
 
 /// The command whose settings these are.
@@ -53,6 +55,8 @@ pub(crate) fn parse() -> Result<(Cli, Settings)> {
 fn parse_from(mut command: clap::Command, arguments: &[OsString]) -> Result<(Cli, Settings)> {
     let mut matches = command.clone().try_get_matches_from(arguments)?;
     RemoteArgs::check(&matches)?;
+    RunArgs::check(&matches)?;
+    let order = settings_of(&command).map(|arg| arg.get_id().to_string()).collect();
     let mut cli = Cli::from_arg_matches(&matches)?;
     let mut file = None;
     if let Command::Serve(args) = &cli.command
@@ -65,7 +69,7 @@ fn parse_from(mut command: clap::Command, arguments: &[OsString]) -> Result<(Cli
         file = Some(File { path, settings });
     }
     EngineArgs::check(&matches)?;
-    let mut settings = Settings { command, matches, file, is_socket_unused: false };
+    let mut settings = Settings { command, order, matches, file, is_socket_unused: false };
     settings.choose_socket(&mut cli)?;
     Ok((cli, settings))
 }
@@ -85,6 +89,8 @@ fn command() -> clap::Command {
 /// Where all settings come from.
 pub(crate) struct Settings {
     command: clap::Command,
+    /// The arguments' ids as the command line has them: in `command` those that the file sets come last.
+    order: Vec<String>,
     matches: ArgMatches,
     file: Option<File>,
     /// Whether --host or --port override the --unix-socket that is set.
@@ -269,14 +275,16 @@ impl Settings {
         }
     }
 
-    /// All of them, as a file that `--config` reads, with where each comes from.
+    /// All of them, as a file that `--config` reads, with where each comes from; of those that are not set, what they will be, or what
+    /// decides it.
     ///
     /// # Errors
     /// When the text cannot be written.
-    pub(crate) fn to_toml(&self) -> Result<String> {
+    pub(crate) fn to_toml(&self, args: &ServeArgs) -> Result<String> {
         let mut text = String::new();
         let served = self.matches.subcommand_matches(COMMAND).context("only `taper serve` has settings")?;
-        for arg in settings_of(&self.command) {
+        let find = |id: &String| settings_of(&self.command).find(|arg| arg.get_id() == id.as_str());
+        for arg in self.order.iter().filter_map(find) {
             let (id, name) = (arg.get_id().as_str(), long(arg).unwrap_or_default());
             let raw: Vec<String> = served
                 .try_get_raw(id)
@@ -289,7 +297,10 @@ impl Settings {
                 continue;
             }
             if raw.is_empty() {
-                writeln!(text, "# {name} =  # not set")?;
+                // As a comment: in a file it would be set, also on another machine.
+                let value = resolved(args, id).map(|value| format!(" {value}")).unwrap_or_default();
+                let why = default_of(arg).map(|why| format!(": {why}")).unwrap_or_default();
+                writeln!(text, "# {name} ={value}  # not set{why}")?;
             } else if id == "unix_socket" && self.is_socket_unused {
                 // As a comment: in a file it would be used.
                 writeln!(text, "# {name} = {}  # {source}, overridden by host or port", to_value(arg, &raw))?;
@@ -312,6 +323,25 @@ impl Settings {
             _ => ("default".to_owned(), true),
         }
     }
+}
+
+/// What a setting will be that nobody set, where that is known without a model.
+fn resolved(args: &ServeArgs, id: &str) -> Option<Value> {
+    let is_on_cpu = !matches!(args.model.device.device, Device::Cuda(_));
+    match id {
+        "threads" if is_on_cpu => Some(i64::try_from(Cores::of_this_machine().threads).ok()?.into()),
+        "isa" if is_on_cpu => Some(Isa::best().name().into()),
+        "kv_cache_dtype" => Some(KvKind::name_of(args.model.kv_dtype().ok()?).into()),
+        "log_level" => Some(output::SERVED_LEVEL.into()),
+        _ => None,
+    }
+}
+
+/// What an argument's help says that decides it where it is not set.
+fn default_of(arg: &Arg) -> Option<String> {
+    let help = arg.get_help()?.to_string();
+    let (_, default) = help.rsplit_once("[default: ")?;
+    default.split(']').next().map(str::to_owned)
 }
 
 fn to_value(arg: &Arg, raw: &[String]) -> Value {
@@ -361,7 +391,7 @@ pub(crate) fn misspelled_variables(names: impl Iterator<Item = String>) -> Vec<(
 pub(crate) fn print_if_asked(cli: &Cli, settings: &Settings) -> Result<bool> {
     match &cli.command {
         Command::Serve(args) if args.operation.print_config => {
-            output::print(&settings.to_toml()?)?;
+            output::print(&settings.to_toml(args)?)?;
             Ok(true)
         }
         _ => Ok(false),
@@ -439,7 +469,7 @@ mod tests {
         for &(variables, file, flags, is_socket) in cases {
             let (args, settings) = parsed_with(variables, file, flags).unwrap();
             assert_eq!(args.operation.unix_socket.is_some(), is_socket, "{variables:?} {file:?} {flags:?}");
-            let text = settings.to_toml().unwrap();
+            let text = settings.to_toml(&args).unwrap();
             assert_eq!(text.lines().any(|line| line.starts_with("unix-socket")), is_socket, "{text}");
         }
         for address in ["--port 80", "--host a"] {
@@ -500,30 +530,71 @@ mod tests {
         for file in ["api-key = \"sesame", "api-key = ['sesame', 5]", "api-key = sesame", "api-keys = 'sesame'"] {
             assert!(!refusal(file).contains("sesame"), "{}", refusal(file));
         }
-        let (_, settings) = parsed("api-key = 'sesame'", "").unwrap();
-        let text = settings.to_toml().unwrap();
+        let (args, settings) = parsed("api-key = 'sesame'", "").unwrap();
+        let text = settings.to_toml(&args).unwrap();
         assert!(text.contains("# api-key = [\"***\"]  # file") && !text.contains("sesame"), "{text}");
     }
 
     #[test]
     fn what_is_printed_is_a_file_with_the_same_settings() {
         let file = "max-queued = 7\nrequest-timeout = '2.5s'\nkv-cache-size = '1GiB'\nlog-level = 'warn'\n";
-        let (_, settings) = parsed(file, "--port 0 --model m\u{fc}del --cors-origin http://a,http://b").unwrap();
-        let text = settings.to_toml().unwrap();
+        let (args, settings) = parsed(file, "--port 0 --model m\u{fc}del --cors-origin http://a,http://b").unwrap();
+        let text = settings.to_toml(&args).unwrap();
         for line in ["port = 0  # flag", "max-headers = 100  # default", "# draft-model =  # not set"] {
             assert!(text.lines().any(|own| own == line), "{line} in {text}");
         }
         assert!(text.contains("max-queued = 7  # file ") && text.contains("log-level = \"warn\"  # file "), "{text}");
-        let (_, again) = parsed(&text, "").unwrap();
+        let (args, again) = parsed(&text, "").unwrap();
         let values = |text: &str| -> Vec<String> {
             let lines = text.lines().filter(|line| !line.starts_with('#'));
-            let mut values: Vec<String> =
-                lines.map(|line| line.rsplit_once("  #").map_or(line, |(value, _)| value).to_owned()).collect();
-            // The arguments that a file sets come last.
-            values.sort();
-            values
+            lines.map(|line| line.rsplit_once("  #").map_or(line, |(value, _)| value).to_owned()).collect()
         };
-        assert_eq!(values(&again.to_toml().unwrap()), values(&text));
+        assert_eq!(values(&again.to_toml(&args).unwrap()), values(&text));
+    }
+
+    /// The names of the settings, in their order.
+    fn names(text: &str) -> Vec<&str> {
+        text.lines().filter_map(|line| line.trim_start_matches("# ").split(" =").next()).collect()
+    }
+
+    #[test]
+    fn settings_of_the_file_stand_where_they_would_without_it() {
+        let (args, settings) = parsed("", "").unwrap();
+        let without = settings.to_toml(&args).unwrap();
+        let (args, settings) = parsed("max-queued = 7\nthreads = 2\nlog-level = 'warn'\ndevice = 'cpu'\n", "").unwrap();
+        assert_eq!(names(&settings.to_toml(&args).unwrap()), names(&without));
+    }
+
+    #[test]
+    fn what_is_not_set_says_what_it_will_be_or_what_decides_it() {
+        let printed = |flags: &str| {
+            let (args, settings) = parsed("", flags).unwrap();
+            settings.to_toml(&args).unwrap()
+        };
+        let (text, on_gpu) = (printed(""), printed("--device cuda"));
+        let line = |text: &str, name: &str| {
+            let begin = format!("# {name} = ");
+            text.lines().find(|line| line.starts_with(&begin)).unwrap_or_else(|| panic!("{name}: {text}")).to_owned()
+        };
+        let threads = Cores::of_this_machine().threads;
+        for (name, expected) in [
+            ("threads", format!("{threads}  # not set: one per performance core; `taper doctor` lists them")),
+            ("isa", format!("\"{}\"  # not set: the best this machine has", Isa::best().name())),
+            ("kv-cache-dtype", "\"f16\"  # not set: f16, on a GPU bf16".to_owned()),
+            ("ctx", " # not set: what the model was made for, as far as memory allows".to_owned()),
+            ("rate-limit", " # not set: no limit".to_owned()),
+            ("log-level", "\"info\"  # not set".to_owned()),
+            ("draft-model", " # not set".to_owned()),
+        ] {
+            assert_eq!(line(&text, name), format!("# {name} = {expected}"));
+        }
+        assert!(line(&text, "kv-cache-size").contains("# not set: four full contexts"), "{text}");
+        assert!(line(&on_gpu, "threads").starts_with("# threads =  # not set"), "{on_gpu}");
+        assert!(line(&on_gpu, "kv-cache-dtype").starts_with("# kv-cache-dtype = \"bf16\""), "{on_gpu}");
+        // It is a file that sets nothing else.
+        let (args, again) = parsed(&text, "").unwrap();
+        assert_eq!(names(&again.to_toml(&args).unwrap()), names(&text));
+        assert_eq!((args.model.threads, args.model.isa, args.context.ctx), (None, None, None));
     }
 
     #[test]

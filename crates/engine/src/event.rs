@@ -1,7 +1,7 @@
 //! What a client hears about its request, and the stream it hears it on.
 
-use crate::TokenLogprobs;
 use crate::delivery::{Delivery, Receipt};
+use crate::{Miss, TokenLogprobs};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -49,6 +49,8 @@ pub struct Usage {
     pub prompt_tokens: usize,
     /// Of those, the ones that the prefix cache spared.
     pub cached_tokens: usize,
+    /// Why it spared no more, if a full block of the prompt was not there.
+    pub miss: Option<Miss>,
     /// Tokens generated in all choices together, an end-of-generation token included.
     pub completion_tokens: usize,
     /// Guesses of its tokens that were verified, in all choices together.
@@ -104,6 +106,15 @@ pub enum Event {
     /// What the model thought of the tokens of the prompt, each given those before it; the first has none. Comes once, before
     /// all text, and only when [`crate::SamplingParams::prompt_logprobs`] asks for it.
     PromptLogprobs(Vec<Option<TokenLogprobs>>),
+    /// So much of the prompt is computed by now. Comes before all text, and only where [`crate::Request::tells_progress`] asks for it.
+    PromptProgress {
+        /// Tokens that the prefix cache spared.
+        cached_tokens: usize,
+        /// Tokens that need not be computed any more, those included.
+        computed_tokens: usize,
+        /// Since the first step that computed some of it.
+        seconds: f64,
+    },
     /// The vector of a prompt, `[hidden_size]`, not normalised. Comes once, and only where an embedding was asked for.
     Embedding(Vec<f32>),
     /// More text of a choice. Text may lag behind the tokens (half a character, the beginning of a stop string).
@@ -142,6 +153,7 @@ pub enum Event {
 /// request's own `max_tokens`.
 #[derive(Debug)]
 pub struct EventStream {
+    id: u64,
     receiver: UnboundedReceiver<Event>,
     receipt: Arc<Receipt>,
     ended: bool,
@@ -173,7 +185,18 @@ impl EventStream {
     pub(crate) fn channel(delivery: &Arc<Delivery>) -> (EventSender, EventStream) {
         let (sender, receiver) = unbounded_channel();
         let receipt = Arc::new(Receipt::new(Arc::clone(delivery)));
-        (EventSender { sender, receipt: Arc::clone(&receipt) }, EventStream { receiver, receipt, ended: false })
+        (EventSender { sender, receipt: Arc::clone(&receipt) }, EventStream { id: 0, receiver, receipt, ended: false })
+    }
+
+    /// Gives it the number of its request.
+    pub(crate) fn with_id(mut self, id: u64) -> EventStream {
+        self.id = id;
+        self
+    }
+
+    /// The number of its request, which [`crate::RunningChoice`] has as well.
+    pub fn id(&self) -> u64 {
+        self.id
     }
 
     /// The next event; `None` after `Done` or `Failed`.

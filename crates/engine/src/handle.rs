@@ -11,7 +11,8 @@ use crate::sync::mpsc::{Sender, channel};
 use crate::sync::{Builder, JoinHandle, Mutex, MutexGuard};
 use crate::worker::{Command, Worker};
 use crate::{
-    EmbeddingRequest, Embeddings, EventStream, ItlTarget, Request, Runner, RunnerLimits, SamplingParams, SubmitError,
+    EmbeddingRequest, Embeddings, EventStream, ItlTarget, QueueLimit, Request, Runner, RunnerLimits, SamplingParams,
+    SubmitError,
 };
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -90,6 +91,8 @@ pub struct EngineStatus {
     pub running: usize,
     /// Sequences that wait, those on their way to the engine included.
     pub queued: usize,
+    /// Of those, the ones that wait for blocks of the KV cache which another sequence computes or the disk gives; the others wait for room.
+    pub deferred: usize,
     /// KV blocks that nobody holds.
     pub free_blocks: usize,
     /// Of those, the ones that the prefix cache would find.
@@ -126,6 +129,21 @@ pub struct EngineStatus {
     pub mean_request_s: f64,
 }
 
+/// A choice that holds blocks, as of the latest step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunningChoice {
+    /// The number of its request, which [`EventStream::id`] tells.
+    pub request: u64,
+    /// Which of the `n` choices.
+    pub choice: usize,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens generated.
+    pub generated_tokens: usize,
+    /// How many more it may have.
+    pub room: usize,
+}
+
 /// What the engine thread tells the handles.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -137,6 +155,8 @@ pub(crate) struct Shared {
     pub(crate) live: AtomicUsize,
     /// Prompt tokens of requests accepted and not begun.
     pub(crate) queued_tokens: AtomicUsize,
+    /// The choices that run, as of the latest step.
+    pub(crate) running: Mutex<Vec<RunningChoice>>,
     /// Tokens on their way to the streams.
     pub(crate) delivery: Arc<Delivery>,
     /// Written by the engine thread alone.
@@ -147,6 +167,8 @@ pub(crate) struct Shared {
 struct Door {
     commands: Sender<Command>,
     is_draining: bool,
+    /// Requests so far.
+    num_submitted: u64,
 }
 
 /// How many sequences that came later may begin before one that waits, whatever their priorities: beside a batch of tens, some
@@ -212,6 +234,7 @@ impl Engine {
             is_healthy: AtomicBool::new(true),
             live: AtomicUsize::new(0),
             queued_tokens: AtomicUsize::new(0),
+            running: Mutex::new(Vec::new()),
             metrics: EngineMetrics::new(limits.context_len),
         });
         let kv_cache_bytes = num_blocks.saturating_mul(runner.block_bytes());
@@ -230,7 +253,7 @@ impl Engine {
             shared.is_healthy.store(false, Ordering::Release);
         }
         EngineHandle(Arc::new(Inner {
-            door: Mutex::new(Door { commands, is_draining: false }),
+            door: Mutex::new(Door { commands, is_draining: false, num_submitted: 0 }),
             shared,
             thread: Mutex::new(thread.ok()),
             ended,
@@ -264,7 +287,8 @@ impl EngineHandle {
         request.check(self.0.limits)?;
         let EmbeddingRequest { prompt_tokens, pooling, priority, cache_salt, timeout } = request;
         let sampling = SamplingParams::greedy();
-        let request = Request { prompt_tokens, sampling, grammar: None, priority, cache_salt, timeout };
+        let sampled = Request { prompt_tokens, sampling, ..Request::default() };
+        let request = Request { priority, cache_salt, timeout, ..sampled };
         self.enqueue(request, Some(Pooler::new(pooling, hidden_size)))
     }
 
@@ -274,7 +298,7 @@ impl EngineHandle {
         request.timeout = request.timeout.or(inner.config.request_timeout);
         let num_choices = request.sampling.n;
         let (events, stream) = EventStream::channel(&inner.shared.delivery);
-        let door = inner.door();
+        let mut door = inner.door();
         if door.is_draining {
             return Err(SubmitError::Draining);
         }
@@ -287,18 +311,22 @@ impl EngineHandle {
         let queued_tokens = inner.shared.queued_tokens.load(Ordering::Acquire);
         let is_too_long =
             queued_tokens > 0 && queued_tokens.saturating_add(num_tokens) > inner.config.max_queued_tokens;
-        if is_too_long || inner.shared.live.load(Ordering::Acquire) + num_choices > inner.max_live {
-            return Err(SubmitError::QueueFull { retry_after_s: self.retry_after_s() });
+        let are_too_many = inner.shared.live.load(Ordering::Acquire) + num_choices > inner.max_live;
+        if are_too_many || is_too_long {
+            let limit = if are_too_many { QueueLimit::Requests } else { QueueLimit::Tokens };
+            return Err(SubmitError::QueueFull { limit, retry_after_s: self.retry_after_s() });
         }
         inner.shared.live.fetch_add(num_choices, Ordering::AcqRel);
         inner.shared.queued_tokens.fetch_add(num_tokens, Ordering::AcqRel);
-        let submission = Submission { request, pooler, events, submitted: Instant::now() };
+        let id = door.num_submitted;
+        door.num_submitted += 1;
+        let submission = Submission { id, request, pooler, events, submitted: Instant::now() };
         door.commands.send(Command::Submit(Box::new(submission))).map_err(|_| {
             inner.shared.live.fetch_sub(num_choices, Ordering::AcqRel);
             inner.shared.queued_tokens.fetch_sub(num_tokens, Ordering::AcqRel);
             SubmitError::Failed(HAS_ENDED.to_owned())
         })?;
-        Ok(stream)
+        Ok(stream.with_id(id))
     }
 
     /// A running sequence ends, on average, once per mean duration divided by how many run.
@@ -339,8 +367,15 @@ impl EngineHandle {
     pub fn status(&self) -> EngineStatus {
         let mut status = *self.0.shared.status();
         status.queued = self.0.shared.live.load(Ordering::Acquire).saturating_sub(status.running);
+        // It is as of the latest step, and some of them may be gone by now.
+        status.deferred = status.deferred.min(status.queued);
         status.is_draining = self.0.door().is_draining;
         status
+    }
+
+    /// The choices that run, in order of rank.
+    pub fn running(&self) -> Vec<RunningChoice> {
+        self.0.shared.running().clone()
     }
 
     /// Tokens of prompts that wait to be begun.
@@ -410,6 +445,11 @@ impl Inner {
 }
 
 impl Shared {
+    /// The running choices; a thread that died while holding them leaves plain numbers behind.
+    pub(crate) fn running(&self) -> MutexGuard<'_, Vec<RunningChoice>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The status; a thread that died while holding it leaves plain numbers behind.
     pub(crate) fn status(&self) -> MutexGuard<'_, EngineStatus> {
         self.status.lock().unwrap_or_else(PoisonError::into_inner)

@@ -29,6 +29,7 @@ mod speculation;
 pub mod stub;
 mod submit;
 mod sync;
+mod thoughts;
 mod worker;
 
 pub use block_chain::BlockChain;
@@ -37,16 +38,20 @@ pub use block_manager::{BlockCopy, BlockManager, BlockTable, Miss, NamedBlock};
 pub use disk_cache::{DiskCache, DiskCacheError, DiskCacheStats, file_digest};
 pub use event::{EngineError, Event, EventStream, FinishReason, Timings, Usage};
 pub use grammar::{MaskError, MaskWorker, Masked};
-pub use handle::{Engine, EngineConfig, EngineHandle, EngineParts, EngineStatus, Speculation};
+pub use handle::{Engine, EngineConfig, EngineHandle, EngineParts, EngineStatus, RunningChoice, Speculation};
 pub use metrics::{EndReason, EngineMetrics, Histogram};
 pub use model_runner::ModelRunner;
 pub use pace::ItlTarget;
-pub use params::{InvalidParam, MAX_CHOICES, MAX_LOGPROBS, SamplingParams};
+pub use params::{
+    Dry, DynamicTemperature, InvalidParam, MAX_CHOICES, MAX_LOGPROBS, Mirostat, MirostatVersion, SamplingParams, Stage,
+    Xtc,
+};
 pub use runner::{Embeddings, LogitsBuffer, RowDraw, Runner, RunnerError, RunnerLimits};
 pub use sampler::{InvalidLogits, Sampled, Sampler, Scratch, TokenLogprobs};
 pub use scheduler::{
     Admission, Arrival, KnownRows, Scheduler, SchedulerConfig, SequenceId, Step, StepEntry, StepLimits,
 };
-pub use submit::{EmbeddingRequest, Request, SubmitError};
+pub use submit::{EmbeddingRequest, QueueLimit, Request, SubmitError};
 /// How a prompt becomes a vector, and how that gets the length 1.
 pub use taper_models::{Pooling, normalize};
+pub use thoughts::ThinkingBudget;

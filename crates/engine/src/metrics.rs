@@ -1,14 +1,15 @@
 //! What is counted and timed while the engine runs, for dashboards; the bounds of the histograms are vLLM's.
 //!
 //! As in vLLM, each choice of a request with `n > 1` counts like a request of its own, in everything but
-//! [`EngineMetrics::num_choices`] and [`EngineMetrics::max_tokens`]. Latencies are observed when a choice ends with an answer;
+//! [`EngineMetrics::num_choices`], [`EngineMetrics::max_tokens`] and [`EngineMetrics::longest_choice`]. Latencies are observed when a choice ends with an answer;
 //! one that was dropped or failed is only counted, by its [`EndReason`]. A prompt that becomes a vector counts like a choice without
 //! tokens.
 //!
-//! Only the engine thread writes. Every number is an atomic of its own, so that a step takes no lock for them and a reader
+//! Only the engine thread writes, but for the counts of requests that were refused. Every number is an atomic of its own, so that a step takes no lock for them and a reader
 //! holds nobody up; it may see the count of an observation a moment before its sum.
 
-use crate::{FinishReason, Masked, SamplingParams};
+use crate::speculation::MAX_GUESSES;
+use crate::{FinishReason, Masked, QueueLimit, SamplingParams};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -35,6 +36,8 @@ const STEP_TOKENS: [f64; 13] =
     [1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0];
 /// Bounds for `n`.
 const NUM_CHOICES: [f64; 5] = [1.0, 2.0, 5.0, 10.0, 20.0];
+/// Bounds for how often a choice lost its blocks.
+const PREEMPTIONS: [f64; 7] = [1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0];
 
 /// Bounds for the tokens of a request: 1, 2, 5, 10, 20, 50, ... as far as a context goes.
 fn token_bounds(context_len: usize) -> Vec<f64> {
@@ -137,8 +140,12 @@ pub(crate) struct FinishedChoice {
     pub(crate) reason: FinishReason,
     /// Its tokens.
     pub(crate) clock: ChoiceClock,
-    /// Tokens of its prompt.
+    /// Tokens of its prompt,
     pub(crate) prompt_tokens: usize,
+    /// and those of them that were computed for it: neither cached nor another choice's.
+    pub(crate) computed_tokens: usize,
+    /// How often it lost its blocks to another.
+    pub(crate) num_preemptions: usize,
     /// When its request was submitted.
     pub(crate) submitted: Instant,
     /// When the first step began that computed some of its request; none for what was never computed.
@@ -159,14 +166,23 @@ pub struct EngineMetrics {
     pub e2e_latency_s: Histogram,
     /// Seconds from submission to the first step that computed some of it.
     pub queue_time_s: Histogram,
-    /// Seconds from there to its first token.
+    /// Seconds from there to its last token: the two that follow together.
+    pub inference_time_s: Histogram,
+    /// Seconds from that step to its first token.
     pub prefill_time_s: Histogram,
     /// Seconds from there to its last token.
     pub decode_time_s: Histogram,
     /// Tokens of the prompt.
     pub prompt_tokens: Histogram,
+    /// Of those, the ones that were computed for the choice: not those that the prefix cache had, nor those that it shares with another
+    /// choice of its request.
+    pub computed_prompt_tokens: Histogram,
     /// Tokens of the answer.
     pub generation_tokens: Histogram,
+    /// Tokens of the longest choice, by request whose choices all ended with an answer.
+    pub longest_choice: Histogram,
+    /// How often a choice lost its blocks to another.
+    pub preemptions: Histogram,
     /// Tokens computed per step that succeeded: of prompts, of answers, and guesses that were verified.
     pub step_tokens: Histogram,
     /// `n` of requests, when they reach the engine thread.
@@ -180,6 +196,15 @@ pub struct EngineMetrics {
     pub grammar_wait_s: Histogram,
     num_generated: AtomicU64,
     ended: [AtomicU64; EndReason::ALL.len()],
+    right_guesses: [AtomicU64; MAX_GUESSES],
+    refused: [AtomicU64; QueueLimit::ALL.len()],
+}
+
+impl ChoiceClock {
+    /// Tokens so far.
+    pub(crate) fn num_tokens(&self) -> u64 {
+        self.num_tokens
+    }
 }
 
 impl EngineMetrics {
@@ -191,10 +216,14 @@ impl EngineMetrics {
             time_per_output_token_s: Histogram::new(TOKEN_S),
             e2e_latency_s: Histogram::new(REQUEST_S),
             queue_time_s: Histogram::new(REQUEST_S),
+            inference_time_s: Histogram::new(REQUEST_S),
             prefill_time_s: Histogram::new(REQUEST_S),
             decode_time_s: Histogram::new(REQUEST_S),
             prompt_tokens: tokens(),
+            computed_prompt_tokens: tokens(),
             generation_tokens: tokens(),
+            longest_choice: tokens(),
+            preemptions: Histogram::new(PREEMPTIONS),
             step_tokens: Histogram::new(STEP_TOKENS),
             num_choices: Histogram::new(NUM_CHOICES),
             max_tokens: tokens(),
@@ -202,6 +231,8 @@ impl EngineMetrics {
             grammar_wait_s: Histogram::new(MASK_S),
             num_generated: AtomicU64::new(0),
             ended: Default::default(),
+            right_guesses: Default::default(),
+            refused: Default::default(),
         }
     }
 
@@ -213,6 +244,29 @@ impl EngineMetrics {
     /// Choices that ended so far for this reason.
     pub fn num_ended(&self, reason: EndReason) -> u64 {
         self.ended[reason as usize].load(Ordering::Relaxed)
+    }
+
+    /// Guesses that were right so far, by their place behind the latest token.
+    pub fn num_right_by_place(&self) -> impl Iterator<Item = u64> {
+        self.right_guesses.iter().map(|count| count.load(Ordering::Relaxed))
+    }
+
+    /// Requests that were refused so far because of this limit, and whose clients were told so.
+    pub fn num_refused(&self, limit: QueueLimit) -> u64 {
+        self.refused[limit as usize].load(Ordering::Relaxed)
+    }
+
+    /// Notes that a request was refused, and that its client is told so: who tries again in silence refuses nobody. Any thread may call
+    /// this.
+    pub fn note_refused(&self, limit: QueueLimit) {
+        self.refused[limit as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes that the first so many guesses of a step were right.
+    pub(crate) fn note_right_guesses(&self, num_right: usize) {
+        for count in self.right_guesses.iter().take(num_right) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Notes what a request asks for.
@@ -258,14 +312,18 @@ impl EngineMetrics {
 
     /// Notes the end of a prompt that was to become a vector: all that is noted of a choice but its tokens.
     pub(crate) fn note_embedded(&self, choice: FinishedChoice, now: Instant) {
-        let FinishedChoice { reason, clock, prompt_tokens, submitted, started } = choice;
+        let FinishedChoice { reason, clock, prompt_tokens, computed_tokens, num_preemptions, submitted, started } =
+            choice;
         self.note_ended(reason.into(), 1);
         let seconds = |from: Instant, to: Instant| to.duration_since(from).as_secs_f64();
         let started = started.unwrap_or(now);
         self.e2e_latency_s.observe(seconds(submitted, now));
         self.queue_time_s.observe(seconds(submitted, started));
+        self.inference_time_s.observe(seconds(started, clock.last_token.unwrap_or(now)));
         self.prefill_time_s.observe(seconds(started, clock.first_token.unwrap_or(now)));
         self.prompt_tokens.observe(prompt_tokens as f64);
+        self.computed_prompt_tokens.observe(computed_tokens as f64);
+        self.preemptions.observe(num_preemptions as f64);
     }
 
     /// Counts choices that ended.

@@ -1,5 +1,9 @@
 //! What a client may ask of the sampler, and the one place where it is checked.
 
+mod samplers;
+
+pub use samplers::{Dry, DynamicTemperature, Mirostat, MirostatVersion, Stage, Xtc};
+
 /// Most choices that one request may ask for, as in OpenAI's interface.
 pub const MAX_CHOICES: usize = 128;
 
@@ -27,14 +31,24 @@ pub struct SamplingParams {
     pub frequency_penalty: f32,
     /// Subtracted from a token's logit when it was generated before; 0 is off.
     pub presence_penalty: f32,
+    /// Tokens that these three penalties look at, from the end of the text; 0 turns them off, without it they look at all of it.
+    pub penalty_last_n: Option<usize>,
+    /// DRY, a penalty on repetitions.
+    pub dry: Dry,
     /// The only tokens that may be chosen; without it, all.
     pub allowed_token_ids: Option<Vec<u32>>,
     /// Sequences of tokens that must not be generated.
     pub bad_words: Vec<Vec<u32>>,
     /// No end-of-generation token, no stop token and no stop string ends a choice that has fewer tokens.
     pub min_tokens: usize,
+    /// The stages that apply, in this order; every one at most once.
+    pub order: Vec<Stage>,
+    /// Keep tokens whose logit is at most this many standard deviations below the largest; 0 keeps all.
+    pub top_n_sigma: f32,
     /// Divides the logits. 0 takes the largest logit always, ties going to the lowest token id.
     pub temperature: f32,
+    /// A temperature that depends on how sure the model is.
+    pub dynamic_temperature: DynamicTemperature,
     /// Keep tokens at least this times as probable as the most probable one; 0 keeps all.
     pub min_p: f32,
     /// Keep only the k most probable tokens; 0 keeps all.
@@ -43,6 +57,12 @@ pub struct SamplingParams {
     pub typical_p: f32,
     /// Keep the smallest set of most probable tokens whose mass reaches this; 1 keeps all.
     pub top_p: f32,
+    /// XTC: now and then leave out the most probable tokens.
+    pub xtc: Xtc,
+    /// Tokens that min_p, typical_p, top_p and XTC keep at least.
+    pub min_keep: usize,
+    /// Mirostat, in place of all stages but the temperature.
+    pub mirostat: Option<Mirostat>,
     /// The same seed gives the same text whatever else runs; without one every request differs.
     pub seed: Option<u64>,
 
@@ -63,6 +83,8 @@ pub struct SamplingParams {
 
     /// Tell the log-probability of each generated token, and of this many most probable ones in its place.
     pub logprobs: Option<u32>,
+    /// These are of the distribution that the token was drawn from, and not of the model's own.
+    pub logprobs_of_draw: bool,
     /// The same for the tokens of the prompt.
     pub prompt_logprobs: Option<u32>,
 }
@@ -74,14 +96,22 @@ impl Default for SamplingParams {
             repetition_penalty: 1.0,
             frequency_penalty: 0.0,
             presence_penalty: 0.0,
+            penalty_last_n: None,
+            dry: Dry::default(),
             allowed_token_ids: None,
             bad_words: Vec::new(),
             min_tokens: 0,
+            order: Stage::DEFAULT_ORDER.to_vec(),
+            top_n_sigma: 0.0,
             temperature: 1.0,
+            dynamic_temperature: DynamicTemperature::default(),
             min_p: 0.0,
             top_k: 0,
             typical_p: 1.0,
             top_p: 1.0,
+            xtc: Xtc::default(),
+            min_keep: 0,
+            mirostat: None,
             seed: None,
             max_tokens: None,
             stop: Vec::new(),
@@ -91,6 +121,7 @@ impl Default for SamplingParams {
             ignore_eos: false,
             n: 1,
             logprobs: None,
+            logprobs_of_draw: false,
             prompt_logprobs: None,
         }
     }
@@ -151,7 +182,7 @@ impl SamplingParams {
                 return refuse(param, format!("must be at most {MAX_LOGPROBS}, not {num_top}"));
             }
         }
-        Ok(())
+        samplers::validate(self)
     }
 
     /// Refuses ids of tokens that a vocabulary of `vocab_size` does not have.
@@ -163,7 +194,8 @@ impl SamplingParams {
             ("stop_token_ids", &self.stop_token_ids),
         ];
         let words = self.bad_words.iter().map(|word| ("bad_words", word.as_slice()));
-        for (param, tokens) in lists.into_iter().chain(words) {
+        let breakers = self.dry.sequence_breakers.iter().map(|words| ("dry_sequence_breakers", words.as_slice()));
+        for (param, tokens) in lists.into_iter().chain(words).chain(breakers) {
             if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocab_size) {
                 let message = format!("token {token} is out of range: the vocabulary has {vocab_size} tokens");
                 return Err(InvalidParam { param, message });
@@ -198,6 +230,14 @@ mod tests {
             n: MAX_CHOICES,
             logprobs: Some(MAX_LOGPROBS),
             prompt_logprobs: Some(0),
+            penalty_last_n: Some(0),
+            dry: Dry { multiplier: 1e30, base: 1.0, allowed_length: 0, last_n: Some(0), ..Dry::default() },
+            order: Vec::new(),
+            top_n_sigma: 1e30,
+            dynamic_temperature: DynamicTemperature { range: 1e30, exponent: 0.0 },
+            xtc: Xtc { probability: 1.0, threshold: 1.0 },
+            min_keep: usize::MAX,
+            mirostat: Some(Mirostat { version: MirostatVersion::One, tau: 100.0, eta: 10.0 }),
             ..SamplingParams::default()
         };
         check(&edges, None);
@@ -233,6 +273,32 @@ mod tests {
         }
         check(&SamplingParams { stop: vec!["a".into(), String::new()], ..default() }, Some("stop"));
         check(&SamplingParams { logprobs: Some(21), ..default() }, Some("logprobs"));
+        for bad in [-0.1, f32::NAN, f32::INFINITY] {
+            check(&SamplingParams { top_n_sigma: bad, ..default() }, Some("top_n_sigma"));
+            let dynamic = DynamicTemperature::default();
+            let range = DynamicTemperature { range: bad, ..dynamic };
+            check(&SamplingParams { dynamic_temperature: range, ..default() }, Some("dynatemp_range"));
+            let exponent = DynamicTemperature { exponent: bad, ..dynamic };
+            check(&SamplingParams { dynamic_temperature: exponent, ..default() }, Some("dynatemp_exponent"));
+            let dry = Dry { multiplier: bad, ..Dry::default() };
+            check(&SamplingParams { dry, ..default() }, Some("dry_multiplier"));
+            check(&SamplingParams { dry: Dry { base: bad, ..Dry::default() }, ..default() }, Some("dry_base"));
+            let xtc = Xtc { probability: bad, ..Xtc::default() };
+            check(&SamplingParams { xtc, ..default() }, Some("xtc_probability"));
+            check(
+                &SamplingParams { xtc: Xtc { threshold: bad, ..Xtc::default() }, ..default() },
+                Some("xtc_threshold"),
+            );
+            let mirostat = Mirostat::new(MirostatVersion::Two);
+            let tau = Some(Mirostat { tau: bad, ..mirostat });
+            check(&SamplingParams { mirostat: tau, ..default() }, Some("mirostat_tau"));
+            let eta = Some(Mirostat { eta: bad, ..mirostat });
+            check(&SamplingParams { mirostat: eta, ..default() }, Some("mirostat_eta"));
+        }
+        let dry = Dry { sequence_breakers: [vec![1], vec![]].into(), ..Dry::default() };
+        check(&SamplingParams { dry, ..default() }, Some("dry_sequence_breakers"));
+        let order = vec![Stage::TopK, Stage::TopP, Stage::TopK];
+        check(&SamplingParams { order, ..default() }, Some("samplers"));
         check(&SamplingParams { prompt_logprobs: Some(21), ..default() }, Some("prompt_logprobs"));
     }
 
@@ -247,5 +313,7 @@ mod tests {
         check(SamplingParams { allowed_token_ids: Some(vec![100]), ..default() }, Some("allowed_token_ids"));
         check(SamplingParams { stop_token_ids: vec![u32::MAX], ..default() }, Some("stop_token_ids"));
         check(SamplingParams { bad_words: vec![vec![1], vec![2, 100]], ..default() }, Some("bad_words"));
+        let dry = Dry { sequence_breakers: [vec![1, 100]].into(), ..Dry::default() };
+        check(SamplingParams { dry, ..default() }, Some("dry_sequence_breakers"));
     }
 }

@@ -3,13 +3,15 @@
 use crate::event::EventSender;
 use crate::metrics::{ChoiceClock, EngineMetrics, FinishedChoice};
 use crate::scheduler::SequenceId;
-use crate::sequence::Accepted;
-use crate::{FinishReason, InvalidLogits, Request, Timings, TokenLogprobs, Usage};
+use crate::sequence::{Accepted, Sequence};
+use crate::{Event, FinishReason, InvalidLogits, Miss, Request, Timings, TokenLogprobs, Usage};
 use std::time::{Duration, Instant};
 use taper_models::Pooler;
 
 /// A request on its way to the engine thread.
 pub(crate) struct Submission {
+    /// Its number.
+    pub(crate) id: u64,
     /// What is asked; already checked.
     pub(crate) request: Request,
     /// Gathers the vector of the prompt, where that is wanted and no answer.
@@ -61,11 +63,17 @@ pub(crate) struct ActiveRequest {
     pub(crate) prompt_logprobs: Option<PromptLogprobs>,
     /// Gathers the vector of its prompt, where that is wanted and no answer.
     pub(crate) pooler: Option<Pooler>,
+    /// Whether it is told how much of its prompt is computed, and how much it was told last.
+    tells_progress: bool,
+    told_progress: Option<usize>,
     timeout: Option<Duration>,
     /// Tokens of its prompt.
     pub(crate) prompt_tokens: usize,
     cached_tokens: usize,
+    miss: Option<Miss>,
     completion_tokens: usize,
+    /// Of its longest choice that ended.
+    longest_choice: u64,
     guessed_tokens: usize,
     right_guesses: usize,
     recomputed_rows: u64,
@@ -85,10 +93,14 @@ impl ActiveRequest {
             is_queued: true,
             prompt_logprobs: request.sampling.prompt_logprobs.map(|num_top| PromptLogprobs::new(num_top as usize)),
             pooler: None,
+            tells_progress: request.tells_progress,
+            told_progress: None,
             timeout: request.timeout,
             prompt_tokens: request.prompt_tokens.len(),
             cached_tokens: 0,
+            miss: None,
             completion_tokens: 0,
+            longest_choice: 0,
             guessed_tokens: 0,
             right_guesses: 0,
             recomputed_rows: 0,
@@ -100,10 +112,22 @@ impl ActiveRequest {
         }
     }
 
-    /// Notes that it begins to run, and how many tokens of its prompt the prefix cache had.
-    pub(crate) fn note_admitted(&mut self, cached_tokens: usize) {
+    /// Notes that it begins to run, how many tokens of its prompt the prefix cache had, and why it had no more.
+    pub(crate) fn note_admitted(&mut self, cached_tokens: usize, miss: Option<Miss>) {
         self.is_queued = false;
         self.cached_tokens = cached_tokens;
+        self.miss = miss;
+    }
+
+    /// News of its prompt, of which so many tokens are computed at `now`, if it wants to hear of that.
+    pub(crate) fn progress(&mut self, computed_tokens: usize, now: Instant) -> Option<Event> {
+        let computed_tokens = computed_tokens.min(self.prompt_tokens);
+        let is_news = self.tells_progress && self.told_progress.is_none_or(|told| told < computed_tokens);
+        is_news.then(|| {
+            self.told_progress = Some(computed_tokens);
+            let seconds = self.started.map_or(0.0, |started| now.duration_since(started).as_secs_f64());
+            Event::PromptProgress { cached_tokens: self.cached_tokens, computed_tokens, seconds }
+        })
     }
 
     /// How long it was given, if that is over at `now`.
@@ -147,9 +171,18 @@ impl ActiveRequest {
     }
 
     /// One of its choices, when it ends.
-    pub(crate) fn finished(&self, reason: FinishReason, clock: ChoiceClock) -> FinishedChoice {
-        let &ActiveRequest { prompt_tokens, submitted, started, .. } = self;
-        FinishedChoice { reason, clock, prompt_tokens, submitted, started }
+    pub(crate) fn finished(&mut self, reason: FinishReason, choice: &Sequence) -> FinishedChoice {
+        let &mut ActiveRequest { prompt_tokens, cached_tokens, submitted, started, .. } = self;
+        let &Sequence { clock, num_preemptions, .. } = choice;
+        let is_computed = choice.is_first() && started.is_some();
+        let computed_tokens = if is_computed { prompt_tokens - cached_tokens } else { 0 };
+        self.longest_choice = self.longest_choice.max(clock.num_tokens());
+        FinishedChoice { reason, clock, prompt_tokens, computed_tokens, num_preemptions, submitted, started }
+    }
+
+    /// Tokens of its longest choice that ended.
+    pub(crate) fn longest_choice(&self) -> u64 {
+        self.longest_choice
     }
 
     /// Seconds since it was submitted.
@@ -164,6 +197,7 @@ impl ActiveRequest {
         Usage {
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached_tokens,
+            miss: self.miss,
             completion_tokens: self.completion_tokens,
             guessed_tokens: self.guessed_tokens,
             right_guesses: self.right_guesses,
@@ -193,7 +227,7 @@ mod tests {
         let asked =
             Request { prompt_tokens: vec![1; 7], timeout: Some(Duration::from_millis(60)), ..Request::default() };
         let mut request = ActiveRequest::new(events, &asked, base);
-        request.note_admitted(3);
+        request.note_admitted(3, Some(Miss::Evicted));
         assert_eq!(request.timed_out(after(59)), None);
         assert_eq!(request.timed_out(after(60)), asked.timeout);
         request.note_step(after(10));
@@ -216,7 +250,7 @@ mod tests {
         let usage = request.usage(after(70));
         assert_eq!((usage.guessed_tokens, usage.right_guesses), (6, 3));
         assert_eq!((usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens), (7, 3, 2));
-        assert_eq!(usage.recomputed_rows, 5);
+        assert_eq!((usage.recomputed_rows, usage.miss), (5, Some(Miss::Evicted)));
         let (sample_s, detokenize_s) = (0.003, 0.008);
         assert_eq!(usage.timings, Timings { queue_s: 0.01, prefill_s: 0.02, decode_s: 0.04, sample_s, detokenize_s });
     }

@@ -132,6 +132,8 @@ pub struct Scheduler {
     sequences: BTreeMap<SequenceId, State>,
     running: BTreeSet<Rank>,
     waiting: BTreeSet<Rank>,
+    /// Waiting sequences that the latest step passed over, because what they need is being computed for others.
+    num_deferred: usize,
 }
 
 impl Scheduler {
@@ -145,7 +147,7 @@ impl Scheduler {
             "{max_logit_rows} rows of logits are not enough for {max_batch} sequences"
         );
         let (running, waiting) = (BTreeSet::new(), BTreeSet::new());
-        Scheduler { config, blocks, sequences: BTreeMap::new(), running, waiting }
+        Scheduler { config, blocks, sequences: BTreeMap::new(), running, waiting, num_deferred: 0 }
     }
 
     /// Puts a sequence into the queue.
@@ -223,9 +225,19 @@ impl Scheduler {
         self.running.len()
     }
 
+    /// Those, by rank.
+    pub fn running(&self) -> impl Iterator<Item = SequenceId> {
+        self.running.iter().map(|&(_, id)| id)
+    }
+
     /// Sequences that wait for room.
     pub fn num_waiting(&self) -> usize {
         self.waiting.len()
+    }
+
+    /// Of those, the ones that wait for blocks which another sequence computes, as of the latest step.
+    pub fn num_deferred(&self) -> usize {
+        self.num_deferred
     }
 
     /// Running sequences that lack one token, by rank: those that the next step will decode, if there are blocks.

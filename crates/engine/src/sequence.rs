@@ -3,7 +3,8 @@
 use crate::grammar::Masked;
 use crate::metrics::ChoiceClock;
 use crate::speculation::{Acceptance, Guess, Lookup};
-use crate::{Event, FinishReason, Sampled, Sampler, SamplingParams, TokenLogprobs};
+use crate::thoughts::Thoughts;
+use crate::{Event, FinishReason, RunningChoice, Sampled, Sampler, SamplingParams, TokenLogprobs};
 use std::sync::Arc;
 use std::time::Instant;
 use taper_text::{BitMask, Detokenizer, Grammar, StopMatcher, StopOutput, Tokenizer};
@@ -26,8 +27,12 @@ pub(crate) struct Sequence {
     pub(crate) undrafted: usize,
     /// When its tokens came.
     pub(crate) clock: ChoiceClock,
+    /// How often it lost its blocks to another.
+    pub(crate) num_preemptions: usize,
     /// The form that its text must have.
     pub(crate) form: Option<Form>,
+    /// Its thoughts, if they have a budget.
+    pub(crate) thoughts: Option<Thoughts>,
     choice: usize,
     max_len: usize,
     prompt_len: usize,
@@ -90,7 +95,9 @@ impl Sequence {
             acceptance: Acceptance::default(),
             undrafted: usize::MAX / 2,
             clock: ChoiceClock::default(),
+            num_preemptions: 0,
             form: None,
+            thoughts: None,
             choice,
             max_len,
             min_tokens: params.min_tokens,
@@ -108,10 +115,13 @@ impl Sequence {
     /// Appends a generated token and says what follows from it; `completes` when nothing may follow. A sequence whose client
     /// asked for log-probabilities takes no token without them.
     pub(crate) fn accept(&mut self, sampled: Sampled, completes: bool) -> Accepted {
-        let Sampled { token, logprobs } = sampled;
-        self.sampler.accept(token);
+        let Sampled { token, logprobs, surprise } = sampled;
+        self.sampler.accept(token, surprise);
         self.tokens.push(token);
         self.undrafted += 1;
+        if let Some(thoughts) = &mut self.thoughts {
+            thoughts.accept(token, &self.tokenizer);
+        }
         if let Some(lookup) = &mut self.lookup {
             lookup.note_last(&self.tokens);
         }
@@ -144,6 +154,27 @@ impl Sequence {
             logprobs: std::mem::take(&mut self.unsent_logprobs),
         });
         (event, false)
+    }
+
+    /// The token that comes next whatever the model says, because its thoughts have used up their budget.
+    pub(crate) fn due(&self) -> Option<u32> {
+        self.thoughts.as_ref().and_then(Thoughts::due)
+    }
+
+    /// Whether its prompt is computed for it, and not for a choice whose blocks it shares.
+    pub(crate) fn is_first(&self) -> bool {
+        self.choice == 0
+    }
+
+    /// What others are told of it while it runs.
+    pub(crate) fn running(&self) -> RunningChoice {
+        RunningChoice {
+            request: self.request,
+            choice: self.choice,
+            prompt_tokens: self.prompt_len,
+            generated_tokens: self.tokens.len() - self.prompt_len,
+            room: self.room(),
+        }
     }
 
     /// How many more tokens it may have.

@@ -1,6 +1,6 @@
 //! What clients hand in, and why it may be refused.
 
-use crate::{InvalidParam, Pooling, RunnerLimits, SamplingParams};
+use crate::{InvalidParam, Pooling, RunnerLimits, SamplingParams, ThinkingBudget};
 use std::time::Duration;
 use taper_text::Grammar;
 
@@ -13,6 +13,10 @@ pub struct Request {
     pub sampling: SamplingParams,
     /// The form that every choice must have, before its first token.
     pub grammar: Option<Grammar>,
+    /// How long each choice may think before it answers.
+    pub thinking: Option<ThinkingBudget>,
+    /// Whether it is told how much of its prompt is computed.
+    pub tells_progress: bool,
     /// Lower is served earlier; 0 is usual.
     pub priority: i32,
     /// Prompts share cached blocks only with prompts of the same salt.
@@ -37,12 +41,36 @@ pub struct EmbeddingRequest {
     pub timeout: Option<Duration>,
 }
 
+/// How much may run and wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QueueLimit {
+    /// [`crate::EngineConfig::max_queued`], beside what runs.
+    Requests,
+    /// [`crate::EngineConfig::max_queued_tokens`].
+    Tokens,
+}
+
+impl QueueLimit {
+    /// All of them.
+    pub const ALL: [QueueLimit; 2] = [QueueLimit::Requests, QueueLimit::Tokens];
+
+    /// vLLM's name of the setting.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            QueueLimit::Requests => "max_num_queued_reqs",
+            QueueLimit::Tokens => "max_num_queued_tokens",
+        }
+    }
+}
+
 /// Why a request was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
     /// As many choices, or tokens of prompts, as allowed are running or waiting.
     #[error("the queue is full; try again in {retry_after_s} s")]
     QueueFull {
+        /// Which limit it would go beyond.
+        limit: QueueLimit,
         /// When there may be room, guessed from how long recent requests took.
         retry_after_s: u64,
     },

@@ -22,6 +22,9 @@ pub struct AnswerSyntax {
     pub reasoning: Option<(ReasoningMarks, ReasoningStart)>,
     /// How calls are written, if any tools were offered.
     pub tools: Option<ToolSyntax>,
+    /// Whether the prompt ends within a text, or within thoughts, which the answer goes on with: the blanks that it begins with
+    /// count, and in a text no call begins without its mark.
+    pub goes_on: bool,
 }
 
 /// How calls are written.
@@ -100,13 +103,15 @@ enum Step {
 impl AnswerParser {
     /// At the beginning of an answer.
     pub fn new(syntax: AnswerSyntax) -> AnswerParser {
+        let goes_on = syntax.goes_on;
         let state = match syntax.reasoning {
-            Some((_, ReasoningStart::Open)) => State::Reasoning { told: false },
+            Some((_, ReasoningStart::Open)) => State::Reasoning { told: goes_on },
             Some((_, ReasoningStart::Possible)) => State::Start,
             // The blanks behind the prompt's thoughts do not count either.
-            Some((_, ReasoningStart::Over)) => State::Between,
-            None => State::Text,
+            Some((_, ReasoningStart::Over)) if !goes_on => State::Between,
+            Some((_, ReasoningStart::Over)) | None => State::Text,
         };
+        let is_fresh = !(goes_on && matches!(state, State::Text));
         AnswerParser {
             syntax,
             state,
@@ -114,7 +119,7 @@ impl AnswerParser {
             num_blanks: 0,
             num_calls: 0,
             has_open_call: false,
-            is_fresh: true,
+            is_fresh,
         }
     }
 

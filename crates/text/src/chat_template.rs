@@ -97,7 +97,7 @@ pub struct RenderContext {
     pub extra: serde_json::Map<String, serde_json::Value>,
 }
 
-/// Why a conversation could not be rendered. Both are for the client to mend.
+/// Why a conversation could not be rendered. All are for the client to mend.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
     /// The template refused the conversation, with its own words: "roles must alternate".
@@ -106,6 +106,27 @@ pub enum TemplateError {
     /// The template did something impossible, such as using a field that these messages do not have.
     #[error("the chat template failed: {0}")]
     Failed(String),
+    /// The last message is to be continued, and what it says is not in what the template wrote.
+    #[error("the chat template does not show the {0} of the last message, which therefore cannot be continued")]
+    Unshown(Unshown),
+}
+
+/// What of a message a template does not show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unshown {
+    /// Its text.
+    Text,
+    /// What the model thought before it.
+    Thoughts,
+}
+
+impl std::fmt::Display for Unshown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Unshown::Text => "text",
+            Unshown::Thoughts => "thoughts",
+        })
+    }
 }
 
 /// A compiled template; cheap to clone.

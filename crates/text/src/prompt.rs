@@ -14,10 +14,14 @@
 //! Tokens that a user added to the vocabulary (`<think>`, `<tool_call>`) are found in messages too, as in llama.cpp.
 //! Roles are the caller's words and are not marked, since templates build tokens from them (`<|user|>`).
 
+mod continued;
+
 use ahash::AHashSet;
 use serde_json::Value;
 
 use crate::{ChatMessage, ChatTemplate, RenderContext, TemplateError, Tokenizer};
+
+pub use continued::ContinuedPrompt;
 
 /// Private-use characters, of which one that no message contains becomes the mark.
 const MARKS: std::ops::RangeInclusive<char> = '\u{100000}'..='\u{10FFFD}';
@@ -45,21 +49,34 @@ impl ChatTemplate {
         messages: &[ChatMessage],
         context: &RenderContext,
     ) -> Result<Prompt, TemplateError> {
-        let mark = unused_mark(self.source(), messages, context)?;
-        let render = |how: &dyn Fn(&str) -> String| -> Result<Prompt, TemplateError> {
-            let (messages, context) = with_texts(messages, context, how);
-            Ok(Prompt { marked: self.render(&messages, &context)?, mark })
-        };
-        let is_suspect = |text: &str| tokenizer.may_hold_control(text);
-        let spelled_out = render(&|text| marked_inside(text, mark, &tokenizer.control_starts(text)))?;
-        if !any_text(messages, context, &is_suspect) {
-            return Ok(spelled_out);
-        }
-        let everywhere =
-            render(&|text| if is_suspect(text) { marked_everywhere(text, mark) } else { text.to_owned() })?;
-        let same = tokenizer.control_tokens(&spelled_out.marked) == tokenizer.control_tokens(&everywhere.marked);
-        Ok(if same { spelled_out } else { everywhere })
+        let [mark, _] = unused_marks(self.source(), messages, context)?;
+        marked(tokenizer, messages, context, mark, &|messages, context| self.render(&messages, context))
     }
+}
+
+/// Makes a text of messages.
+type Render<'a> = dyn Fn(Vec<ChatMessage>, &RenderContext) -> Result<String, TemplateError> + 'a;
+
+/// What `render` makes of the messages with `mark` in them.
+fn marked(
+    tokenizer: &Tokenizer,
+    messages: &[ChatMessage],
+    context: &RenderContext,
+    mark: char,
+    render: &Render<'_>,
+) -> Result<Prompt, TemplateError> {
+    let render = |how: &dyn Fn(&str) -> String| -> Result<Prompt, TemplateError> {
+        let (messages, context) = with_texts(messages, context, how);
+        Ok(Prompt { marked: render(messages, &context)?, mark })
+    };
+    let is_suspect = |text: &str| tokenizer.may_hold_control(text);
+    let spelled_out = render(&|text| marked_inside(text, mark, &tokenizer.control_starts(text)))?;
+    if !any_text(messages, context, &is_suspect) {
+        return Ok(spelled_out);
+    }
+    let everywhere = render(&|text| if is_suspect(text) { marked_everywhere(text, mark) } else { text.to_owned() })?;
+    let same = tokenizer.control_tokens(&spelled_out.marked) == tokenizer.control_tokens(&everywhere.marked);
+    Ok(if same { spelled_out } else { everywhere })
 }
 
 /// A mark behind the first character of each token that begins at one of `starts`.
@@ -80,12 +97,13 @@ fn marked_everywhere(text: &str, mark: char) -> String {
     std::iter::once(mark).chain(text.chars().flat_map(|letter| [letter, mark])).collect()
 }
 
-/// The first of [`MARKS`] that occurs nowhere.
-fn unused_mark(source: &str, messages: &[ChatMessage], context: &RenderContext) -> Result<char, TemplateError> {
+/// The first two of [`MARKS`] that occur nowhere.
+fn unused_marks(source: &str, messages: &[ChatMessage], context: &RenderContext) -> Result<[char; 2], TemplateError> {
     let mut used: AHashSet<char> = source.chars().filter(|letter| MARKS.contains(letter)).collect();
     for_texts(messages, context, &mut |text| used.extend(text.chars().filter(|letter| MARKS.contains(letter))));
-    let unused = MARKS.into_iter().find(|mark| !used.contains(mark));
-    unused.ok_or_else(|| TemplateError::Failed("the messages use all private-use characters".to_owned()))
+    let mut unused = MARKS.filter(|mark| !used.contains(mark));
+    let two = unused.next().zip(unused.next()).map(<[char; 2]>::from);
+    two.ok_or_else(|| TemplateError::Failed("the messages use all private-use characters".to_owned()))
 }
 
 fn any_text(messages: &[ChatMessage], context: &RenderContext, is: &dyn Fn(&str) -> bool) -> bool {

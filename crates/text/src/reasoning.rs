@@ -34,6 +34,18 @@ impl ReasoningMarks {
             ReasoningStart::Possible
         }
     }
+
+    /// Whether a prompt ends within thoughts.
+    pub(crate) fn are_open_in(self, prompt: &str) -> bool {
+        let (start, end) = (prompt.rfind(self.start), prompt.rfind(self.end));
+        start.is_some() && start > end
+    }
+
+    /// The thoughts of a text that begins with them and does not end them.
+    pub(crate) fn begun_in(self, text: &str) -> Option<&str> {
+        let thoughts = text.trim_start().strip_prefix(self.start)?;
+        (!thoughts.contains(self.end)).then(|| thoughts.trim_start())
+    }
 }
 
 /// Where an answer stands at its beginning.

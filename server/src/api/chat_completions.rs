@@ -14,11 +14,12 @@ use serde_json::{Map, Value};
 use taper_engine::MAX_LOGPROBS;
 
 use crate::answer::{self, Answering};
-use crate::chat::{self, ChatStream, Conversation, Reading, Thoughts};
+use crate::chat::{self, Budget, ChatStream, Conversation, Opening, Reading, Thoughts};
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 use crate::generation::Generation;
 use crate::parameters::Parameters;
+use crate::sampling_defaults::SamplingDefaults;
 use crate::state::{Served, ServerState};
 use crate::token_json::TokenWriter;
 use crate::{account_fields, api, body, unsupported};
@@ -80,10 +81,10 @@ fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared
 
 fn read(body: &[u8], state: &ServerState, served: &Served) -> Result<Asked, ApiError> {
     let mut fields = Fields::new(body::parse_object(body)?);
-    let mut parameters = Parameters::take(&mut fields, state, served)?;
+    let mut parameters = Parameters::take(&mut fields, state, served, SamplingDefaults::NONE)?;
     parameters.details.logprobs = read_logprobs(&mut fields)?;
     parameters.sampling.logprobs = parameters.details.logprobs;
-    parameters.check(served)?;
+    parameters.settle(served)?;
     account_fields::take(&mut fields)?;
     let conversation = conversation(&mut fields, served)?;
     let ignored = unsupported::check_rest(fields, state)?;
@@ -95,7 +96,9 @@ pub(crate) fn conversation(fields: &mut Fields, served: &Served) -> Result<Conve
     let messages = messages::take(fields, MESSAGES)?;
     let tools::Offer { tools, choice, parallel } = tools::take(fields)?;
     let thoughts = thoughts(fields)?;
+    let thinking_budget = Budget::take(fields)?;
     let mut variables = template_variables(fields)?;
+    enable_thinking(fields, &mut variables)?;
     if let Some(effort) = fields.string("reasoning_effort")? {
         reasoning_effort(&effort, "reasoning_effort", served, &mut variables)?;
     }
@@ -106,7 +109,9 @@ pub(crate) fn conversation(fields: &mut Fields, served: &Served) -> Result<Conve
         tool_choice: choice,
         parallel_calls: parallel,
         thoughts,
+        thinking_budget,
         variables,
+        opening: Opening::take(fields)?,
     })
 }
 
@@ -141,6 +146,22 @@ pub(crate) fn template_variables(fields: &mut Fields) -> Result<Map<String, Valu
             let message = format!("{param} is set by the server and cannot be given");
             Err(ApiError::invalid(param, message))
         }
+    }
+}
+
+/// SGLang's and mistral.rs's `enable_thinking`, which is the variable of that name.
+fn enable_thinking(fields: &mut Fields, variables: &mut Map<String, Value>) -> Result<(), ApiError> {
+    const NAME: &str = "enable_thinking";
+    let Some(thinks) = fields.boolean(NAME)? else { return Ok(()) };
+    match variables.insert(NAME.to_owned(), thinks.into()) {
+        Some(other) if other != thinks => {
+            let message = format!(
+                "{NAME} is {thinks} and chat_template_kwargs.{NAME} is {}, and both say whether the model thinks; give one of them",
+                show(&other)
+            );
+            Err(ApiError::invalid(NAME, message))
+        }
+        _ => Ok(()),
     }
 }
 

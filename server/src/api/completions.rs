@@ -1,6 +1,6 @@
 //! POST /v1/completions: text continues one or several prompts, given as text or as token ids.
 //!
-//! `max_tokens` defaults to 16. `echo` puts the prompt before each answer, its tokens' log-probabilities before those of the
+//! `max_tokens` defaults to 16, unless the server was told otherwise. `echo` puts the prompt before each answer, its tokens' log-probabilities before those of the
 //! answer; with `echo`, `max_tokens` may be 0. `best_of` generates more choices than it answers with and takes those of the
 //! highest mean log-probability.
 
@@ -17,6 +17,7 @@ use crate::fields::{Fields, integer_of, show};
 use crate::generation::Generation;
 use crate::limits::{MAX_CHOICES, MAX_PROMPTS};
 use crate::parameters::Parameters;
+use crate::sampling_defaults::SamplingDefaults;
 use crate::state::{Served, ServerState};
 use crate::{api, body, prompt, unsupported};
 
@@ -24,8 +25,8 @@ mod shape;
 
 use shape::Completion;
 
-/// Tokens of an answer when the request does not say.
-const DEFAULT_MAX_TOKENS: usize = 16;
+/// OpenAI's defaults of this endpoint.
+const DEFAULTS: SamplingDefaults = SamplingDefaults { max_tokens: Some(16), ..SamplingDefaults::NONE };
 
 pub(crate) struct Prepared {
     parameters: Parameters,
@@ -52,10 +53,10 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
     let mut fields = Fields::new(body::parse_object(body)?);
     let echo = fields.boolean("echo")?.unwrap_or(false);
     let wants_nothing_new = echo && fields.take_zero("max_tokens");
-    let mut parameters = Parameters::take(&mut fields, state, served)?;
+    let mut parameters = Parameters::take(&mut fields, state, served, DEFAULTS)?;
     parameters.prompt_only = wants_nothing_new && parameters.sampling.max_tokens.is_none();
     read_own_parameters(&mut fields, &mut parameters, echo)?;
-    parameters.check(served)?;
+    parameters.settle(served)?;
     let prompts = read_prompts(fields.take("prompt"))?;
     let ignored = unsupported::check_rest(fields, state)?;
 
@@ -120,7 +121,6 @@ fn read_own_parameters(fields: &mut Fields, parameters: &mut Parameters, echo: b
         sampling.max_tokens = Some(1);
         sampling.min_tokens = 0;
     }
-    sampling.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
     Ok(())
 }
 

@@ -17,6 +17,7 @@ pub(crate) mod embeddings;
 pub(crate) mod generation;
 pub(crate) mod info;
 pub(crate) mod messages;
+pub(crate) mod model_control;
 pub(crate) mod native;
 pub(crate) mod ollama;
 mod page;
@@ -86,6 +87,7 @@ fn components() -> Map<String, Value> {
         native::components(),
         ollama::components(),
         embeddings::components(),
+        model_control::components(),
     ];
     groups.into_iter().flatten().map(|(name, schema)| (name.to_owned(), schema)).collect()
 }

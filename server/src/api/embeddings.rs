@@ -5,6 +5,9 @@
 //! `normalize`, true unless given. vLLM's: `truncate_prompt_tokens` keeps the last so many tokens of an input, and of a
 //! text the BOS that was put before it as one of them; `add_special_tokens` leaves away what the model's file wants around a text,
 //! `priority` and `cache_salt` are those of the other endpoints.
+//!
+//! POST /embedding and /embeddings: the same in llama-server's words. What is embedded is `content` or `input`, `embd_normalize` is -1
+//! or 2, and the answer is an array with an object for each input, whose `embedding` is an array of vectors: one, since they are pooled.
 
 use axum::body::Body;
 use axum::extract::State;
@@ -46,7 +49,15 @@ pub(crate) struct Prepared {
     inputs: Vec<Vec<u32>>,
     asked: Asked,
     shape: Shape,
+    words: Words,
     ignored: Vec<String>,
+}
+
+/// Whose requests and answers these are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Words {
+    OpenAi,
+    LlamaServer,
 }
 
 /// What vectors become in the answer.
@@ -62,38 +73,86 @@ pub(crate) async fn embeddings(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Reply, ApiError> {
-    let mut admitted = api::admit(&state, &headers, body).await?;
-    let Prepared { inputs, asked, shape, ignored } = admitted.read(&state, prepare).await?;
+    answer(&state, &headers, body, prepare).await
+}
+
+/// llama-server's endpoint.
+pub(crate) async fn native(
+    State(state): State<ServerState>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Reply, ApiError> {
+    answer(&state, &headers, body, prepare_native).await
+}
+
+async fn answer(
+    state: &ServerState,
+    headers: &HeaderMap,
+    body: Body,
+    prepare: fn(&[u8], &ServerState, &Served) -> Result<Prepared, ApiError>,
+) -> Result<Reply, ApiError> {
+    let mut admitted = api::admit(state, headers, body).await?;
+    let Prepared { inputs, asked, shape, words, ignored } = admitted.read(state, prepare).await?;
     // The request is under way until its answer is written.
     let api::Admitted { served, active: _active, time_limit, .. } = admitted;
     let num_tokens = inputs.iter().map(Vec::len).sum();
     let vectors = embedding::embed(&served, inputs, asked, time_limit).await?;
     let id = served.model.id.clone();
     let num_elements = vectors.len() * shape.dimensions;
-    let write = move || shape.answer(&id, vectors, num_tokens);
+    let write = move || match words {
+        Words::OpenAi => shape.answer(&id, vectors, num_tokens),
+        Words::LlamaServer => shape.native_answer(vectors),
+    };
     let text = if num_elements > SMALL_ANSWER { state.work().write(write).await? } else { write() };
     Ok(Reply { text, ignored })
 }
 
+/// Reads a request of /v1/embeddings.
 pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared, ApiError> {
+    read(body, state, served, Words::OpenAi)
+}
+
+/// Reads a request of /embeddings.
+pub(crate) fn prepare_native(body: &[u8], state: &ServerState, served: &Served) -> Result<Prepared, ApiError> {
+    read(body, state, served, Words::LlamaServer)
+}
+
+fn read(body: &[u8], state: &ServerState, served: &Served, words: Words) -> Result<Prepared, ApiError> {
     let mut fields = Fields::new(body::parse_object(body)?);
     check_model(&mut fields, state, served)?;
     let Some(embeddings) = served.model.engine.embeddings() else {
         return Err(ApiError::unsupported("model", format!("the model {} gives no embeddings", served.model.id)));
     };
-    let shape = Shape::take(&mut fields, embeddings)?;
+    let mut shape = Shape::take(&mut fields, embeddings)?;
+    if words == Words::LlamaServer {
+        shape.take_native(&mut fields)?;
+    }
     let asked = Asked {
         pooling: pooling(&mut fields, embeddings)?,
         priority: priority(&mut fields)?,
         cache_salt: cache_salt(&mut fields)?,
     };
     let encoding = Encoding::take(&mut fields, served)?;
-    let inputs = read_inputs(fields.take("input"))?;
-    shape.check_size(inputs.len())?;
+    let (field, value) = take_input(&mut fields, words)?;
+    let inputs = read_inputs(field, value)?;
+    shape.check_size(inputs.len(), field)?;
     refuse_unsupported(&mut fields)?;
     let ignored = unsupported::check_rest(fields, state)?;
     let tokens = inputs.into_iter().map(|(name, input)| encoding.tokens(served, &name, input));
-    Ok(Prepared { inputs: tokens.collect::<Result<_, ApiError>>()?, asked, shape, ignored })
+    Ok(Prepared { inputs: tokens.collect::<Result<_, ApiError>>()?, asked, shape, words, ignored })
+}
+
+/// What is to be embedded, and the field that it came in.
+fn take_input(fields: &mut Fields, words: Words) -> Result<(&'static str, Option<Value>), ApiError> {
+    let input = fields.take("input");
+    if words == Words::OpenAi {
+        return Ok(("input", input));
+    }
+    match (input, fields.take("content")) {
+        (Some(_), Some(_)) => Err(ApiError::invalid("content", "content cannot be given beside input")),
+        (None, Some(content)) => Ok(("content", Some(content))),
+        (input, None) => Ok(("input", input)),
+    }
 }
 
 fn pooling(fields: &mut Fields, embeddings: Embeddings) -> Result<Pooling, ApiError> {
@@ -239,27 +298,31 @@ impl Encoding {
 }
 
 /// A string, token ids, or an array of either; each with the name of its place.
-fn read_inputs(value: Option<Value>) -> Result<Vec<(String, Input)>, ApiError> {
-    let invalid = |message: String| Err(ApiError::invalid("input", message));
+fn read_inputs(field: &'static str, value: Option<Value>) -> Result<Vec<(String, Input)>, ApiError> {
+    let invalid = |message: String| Err(ApiError::invalid(field, message));
     match value {
-        None => Err(ApiError::missing("input", "input is missing; it is a string, token ids, or an array of either")),
-        Some(Value::String(text)) => Ok(vec![("input".to_owned(), Input::Text(text))]),
-        Some(Value::Array(items)) if items.is_empty() => invalid("input is an empty array".to_owned()),
+        None => {
+            let message = format!("{field} is missing; it is a string, token ids, or an array of either");
+            Err(ApiError::missing(field, message))
+        }
+        Some(Value::String(text)) => Ok(vec![(field.to_owned(), Input::Text(text))]),
+        Some(Value::Array(items)) if items.is_empty() => invalid(format!("{field} is an empty array")),
         Some(Value::Array(items)) if items[0].is_number() => {
-            Ok(vec![("input".to_owned(), Input::Tokens(read_ids("input", &items)?))])
+            Ok(vec![(field.to_owned(), Input::Tokens(read_ids(field, &items)?))])
         }
         Some(Value::Array(items)) if items.len() > MAX_INPUTS => {
-            invalid(format!("input has {} inputs; at most {MAX_INPUTS} are taken in one request", items.len()))
+            invalid(format!("{field} has {} inputs; at most {MAX_INPUTS} are taken in one request", items.len()))
         }
-        Some(Value::Array(items)) => items.into_iter().enumerate().map(read_input).collect(),
+        Some(Value::Array(items)) => {
+            items.into_iter().enumerate().map(|(index, item)| read_input(format!("{field}[{index}]"), item)).collect()
+        }
         Some(other) => {
-            invalid(format!("input must be a string, token ids, or an array of either, got {}", show(&other)))
+            invalid(format!("{field} must be a string, token ids, or an array of either, got {}", show(&other)))
         }
     }
 }
 
-fn read_input((index, item): (usize, Value)) -> Result<(String, Input), ApiError> {
-    let name = format!("input[{index}]");
+fn read_input(name: String, item: Value) -> Result<(String, Input), ApiError> {
     let input = match item {
         Value::String(text) => Input::Text(text),
         Value::Array(ids) => Input::Tokens(read_ids(&name, &ids)?),
@@ -298,16 +361,39 @@ impl Shape {
         Ok(Self { dimensions: dimensions.map_or(hidden_size, |n| n as usize), is_normalized, is_base64 })
     }
 
-    /// Refuses more inputs than an answer has room for.
-    pub(crate) fn check_size(self, num_inputs: usize) -> Result<(), ApiError> {
+    /// Takes `embd_normalize`, and refuses what llama-server's answer has no place for.
+    fn take_native(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
+        const NORMALIZE: &str = "embd_normalize";
+        if self.is_base64 {
+            let message = "encoding_format must be \"float\" here, got \"base64\"; /v1/embeddings writes that";
+            return Err(ApiError::unsupported("encoding_format", message));
+        }
+        match fields.integer(NORMALIZE, -1..=i64::MAX)? {
+            None => Ok(()),
+            Some(-1) => {
+                self.is_normalized = false;
+                Ok(())
+            }
+            Some(2) => Ok(()),
+            Some(other) => {
+                let message = format!(
+                    "{NORMALIZE} must be -1 (vectors as they are) or 2 (vectors of the length 1) on this server, got {other}"
+                );
+                Err(ApiError::unsupported(NORMALIZE, message))
+            }
+        }
+    }
+
+    /// Refuses more inputs, which came in the field `field`, than an answer has room for.
+    pub(crate) fn check_size(self, num_inputs: usize, field: &str) -> Result<(), ApiError> {
         let bytes_each = self.dimensions * ELEMENT_BYTES;
         if num_inputs * bytes_each <= MAX_ANSWER_BYTES {
             return Ok(());
         }
         let most = MAX_ANSWER_BYTES / bytes_each;
         let message =
-            format!("input has {num_inputs} inputs; of {} elements each at most {most} are taken", self.dimensions);
-        Err(ApiError::invalid("input", message))
+            format!("{field} has {num_inputs} inputs; of {} elements each at most {most} are taken", self.dimensions);
+        Err(ApiError::invalid(field, message))
     }
 
     /// The text of the answer. One vector after another, because as a value it takes many times the memory.
@@ -324,6 +410,21 @@ impl Shape {
         text.push(']');
         let rest = json!({ "model": id, "usage": { "prompt_tokens": num_tokens, "total_tokens": num_tokens } });
         text.push_str(&rest.to_string().replacen('{', ",", 1));
+        text
+    }
+
+    /// The same in llama-server's words.
+    fn native_answer(self, vectors: Vec<Vec<f32>>) -> String {
+        let mut text = String::from("[");
+        for (index, vector) in vectors.into_iter().enumerate() {
+            if index > 0 {
+                text.push(',');
+            }
+            text.push_str(&format!("{{\"index\":{index},\"embedding\":["));
+            self.write(vector, &mut text);
+            text.push_str("]}");
+        }
+        text.push(']');
         text
     }
 

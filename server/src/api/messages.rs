@@ -1,8 +1,8 @@
 //! POST /v1/messages and /v1/messages/count_tokens: conversations in Anthropic's words.
 //!
 //! Content is a string or blocks: text, thinking, `tool_use`, `tool_result`. The model's thoughts come as thinking blocks with
-//! an empty signature, unless `thinking` is disabled. A budget of thoughts is not enforced, and says so in the header of
-//! ignored fields. Sampling parameters that Anthropic's interface does not have go by the names of the chat endpoint.
+//! an empty signature, unless `thinking` is disabled, and keep to their budget. Sampling parameters that Anthropic's interface
+//! does not have go by the names of the chat endpoint.
 
 use axum::body::Body;
 use axum::extract::State;
@@ -35,7 +35,7 @@ pub(crate) async fn messages(
     let mut request = admitted.read(&state, prepare).await?;
     admitted.compile(&state, &mut request.parameters, std::slice::from_ref(&request.prompt)).await?;
     let api::Admitted { served, active, time_limit, .. } = admitted;
-    let shape = shape::Message::new(&served.model.id, request.prompt.len());
+    let shape = shape::Message::new(&served.model.id, request.prompt.len(), request.parameters.timings == Some(true));
     let prompts = vec![request.prompt];
     let generation = Generation::start(&served, prompts, &request.parameters, "messages", (active, time_limit))?;
     let answers = ChatStream::new(generation, &request.reading);

@@ -1,6 +1,6 @@
-//! GET /metrics: what the engines of the loaded models are doing, in Prometheus' text format. What vLLM measures as well has
-//! vLLM's name and bucket bounds, so that dashboards and load balancers made for it work. While no model is loaded there is
-//! nothing to measure, and the answer is empty; counts of a model that is loaded again begin anew.
+//! GET /metrics: what the engines of the loaded models are doing, and what was asked of the server, in Prometheus' text format.
+//! What vLLM measures as well has vLLM's name and bucket bounds, so that dashboards and load balancers made for it work. While no
+//! model is loaded there are the server's own numbers alone; counts of a model that is loaded again begin anew.
 
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
@@ -12,25 +12,75 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use std::fmt;
 use std::sync::Arc;
-use taper_engine::{EndReason, EngineMetrics, EngineStatus, Histogram};
+use taper_engine::{EndReason, EngineMetrics, EngineStatus, Histogram, QueueLimit};
 
+use crate::http_metrics::HttpMetrics;
 use crate::state::{Served, ServedModel, ServerState};
 
 pub(crate) async fn metrics(State(state): State<ServerState>) -> Response {
     let models = state.models().loaded();
-    let text = if models.is_empty() { String::new() } else { text(models) };
+    let mut text = String::new();
+    if !models.is_empty() {
+        write(&engines(models), &mut text);
+    }
+    write(&server(state.http()), &mut text);
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
-fn text(models: Vec<Arc<Served>>) -> String {
+fn engines(models: Vec<Arc<Served>>) -> Registry {
     // As vLLM labels everything. A model has one engine.
     let mut registry = Registry::with_labels([("engine".into(), "0".into())].into_iter());
     registry.register_collector(Box::new(Scrape(models)));
-    let mut text = String::new();
-    if let Err(error) = encode_registry(&mut text, &registry) {
+    registry
+}
+
+fn server(http: &Arc<HttpMetrics>) -> Registry {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(ServerScrape(Arc::clone(http))));
+    registry
+}
+
+fn write(registry: &Registry, text: &mut String) {
+    if let Err(error) = encode_registry(text, registry) {
         tracing::error!(%error, "the metrics could not be written");
     }
-    text
+}
+
+/// What is counted of requests, whatever model they are for.
+#[derive(Debug)]
+struct ServerScrape(Arc<HttpMetrics>);
+
+impl Collector for ServerScrape {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "Open connections: within the limit, or among the few beyond it that hear of that.";
+        let mut connections = encoder.encode_descriptor("taper:http_connections", help, None, MetricType::Gauge)?;
+        for (place, number) in ["regular", "spare"].into_iter().zip(self.0.num_connections()) {
+            connections.encode_family(&[("place", place)])?.encode_gauge(&number)?;
+        }
+        let counts = self.0.counts();
+        let help =
+            "Requests that are over, by the pattern of their path, method and status; 499: the client left before one.";
+        let mut answered = counter(&mut encoder, "taper:http_requests_total", help)?;
+        for ((endpoint, status), number) in &counts.answered {
+            let status = status.to_string();
+            let labels = [("route", &*endpoint.route), ("method", endpoint.method), ("status", status.as_str())];
+            answered.encode_family(&labels)?.encode_gauge(number)?;
+        }
+        let help = "Requests that were answered by an error, by its code.";
+        let mut refused = counter(&mut encoder, "taper:http_refusals_total", help)?;
+        for (reason, number) in &counts.refused {
+            refused.encode_family(&[("reason", *reason)])?.encode_gauge(number)?;
+        }
+        let help = "From a request's headers to the last byte of its answer.";
+        let name = "taper:http_request_duration_seconds";
+        let mut durations = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        for (route, of_route) in &counts.durations {
+            let labels = [("route", &**route)];
+            let mut sample = durations.encode_family(&labels)?;
+            sample.encode_histogram::<NoLabelSet>(of_route.sum_s(), of_route.count(), &of_route.buckets(), None)?;
+        }
+        Ok(())
+    }
 }
 
 /// The other label of every sample.
@@ -69,6 +119,32 @@ impl Collector for Scrape {
             let computed = status.prompt_tokens - status.cached_tokens;
             for (source, value) in [("local_compute", computed), ("local_cache_hit", status.cached_tokens)] {
                 by_source.encode_family(&[(MODEL, model.id.as_str()), ("source", source)])?.encode_gauge(&value)?;
+            }
+        }
+        let help = "Choices that wait: for room (capacity), or for blocks that are being computed or read (deferred).";
+        let name = "vllm:num_requests_waiting_by_reason";
+        let mut by_reason = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for Reading { model, status, .. } in &readings {
+            let for_room = status.queued - status.deferred;
+            for (reason, value) in [("capacity", for_room), ("deferred", status.deferred)] {
+                by_reason.encode_family(&[(MODEL, model.id.as_str()), ("reason", reason)])?.encode_gauge(&value)?;
+            }
+        }
+        let help = "Requests that were refused because as much as may wait does, by the limit.";
+        let mut by_reason = counter(&mut encoder, "vllm:admission_rejections_total", help)?;
+        for Reading { model, metrics, .. } in &readings {
+            for limit in QueueLimit::ALL {
+                let labels = [(MODEL, model.id.as_str()), ("reason", limit.as_str())];
+                by_reason.encode_family(&labels)?.encode_gauge(&metrics.num_refused(limit))?;
+            }
+        }
+        let help = "Guessed tokens that were right, by their place behind the latest token.";
+        let mut by_place = counter(&mut encoder, "vllm:spec_decode_num_accepted_tokens_per_pos_total", help)?;
+        for Reading { model, metrics, .. } in &readings {
+            for (place, number) in metrics.num_right_by_place().enumerate() {
+                let place = place.to_string();
+                let labels = [(MODEL, model.id.as_str()), ("position", place.as_str())];
+                by_place.encode_family(&labels)?.encode_gauge(&number)?;
             }
         }
         let help = "Choices that ended, by the reason: stop, length, abort (the client left), error.";
@@ -208,7 +284,7 @@ fn counters(status: &EngineStatus, metrics: &EngineMetrics) -> [Row<u64>; 13] {
     ]
 }
 
-fn histograms(metrics: &EngineMetrics) -> [Row<&Histogram>; 14] {
+fn histograms(metrics: &EngineMetrics) -> [Row<&Histogram>; 18] {
     [
         (
             "vllm:time_to_first_token_seconds",
@@ -227,10 +303,22 @@ fn histograms(metrics: &EngineMetrics) -> [Row<&Histogram>; 14] {
         ),
         ("vllm:e2e_request_latency_seconds", "From submission to the end of a choice.", &metrics.e2e_latency_s),
         ("vllm:request_queue_time_seconds", "From submission to the first step.", &metrics.queue_time_s),
+        ("vllm:request_inference_time_seconds", "From the first step to the last token.", &metrics.inference_time_s),
         ("vllm:request_prefill_time_seconds", "From the first step to the first token.", &metrics.prefill_time_s),
         ("vllm:request_decode_time_seconds", "From the first token to the last.", &metrics.decode_time_s),
         ("vllm:request_prompt_tokens", "Tokens of the prompt, by choice.", &metrics.prompt_tokens),
+        (
+            "vllm:request_prefill_kv_computed_tokens",
+            "Tokens of the prompt that were computed for the choice, neither cached nor another choice's.",
+            &metrics.computed_prompt_tokens,
+        ),
         ("vllm:request_generation_tokens", "Tokens of the answer, by choice.", &metrics.generation_tokens),
+        (
+            "vllm:request_max_num_generation_tokens",
+            "Tokens of the longest choice, by request.",
+            &metrics.longest_choice,
+        ),
+        ("vllm:request_num_preemptions", "Times that the choice lost its blocks to another.", &metrics.preemptions),
         ("vllm:iteration_tokens_total", "Tokens computed per step.", &metrics.step_tokens),
         ("vllm:request_params_n", "The parameter n, by request.", &metrics.num_choices),
         ("vllm:request_params_max_tokens", "The parameter max_tokens, by request that says it.", &metrics.max_tokens),

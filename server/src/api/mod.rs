@@ -22,6 +22,7 @@ pub(crate) mod health;
 pub(crate) mod loads;
 pub(crate) mod messages;
 pub(crate) mod metrics;
+pub(crate) mod model_control;
 pub(crate) mod models;
 pub(crate) mod native;
 pub(crate) mod ollama;
@@ -38,9 +39,16 @@ struct Admitted {
     time_limit: TimeLimit,
 }
 
-/// Reads the body of a generation request and asks whether it may be sent to the model that it names, which is waited for while it
-/// is loaded. While the server loads or stops the body is forgotten.
-async fn admit(state: &ServerState, headers: &HeaderMap, body: Body) -> Result<Admitted, ApiError> {
+/// A request whose body has been read.
+struct Received {
+    body: Bytes,
+    held: HeldBytes,
+    active: ActiveGuard,
+    begin: Instant,
+}
+
+/// Reads the body of a request that is about a model. While the server loads or stops it is forgotten.
+async fn receive(state: &ServerState, headers: &HeaderMap, body: Body) -> Result<Received, ApiError> {
     if let Err(refused) = state.check_open() {
         body::linger(headers, body, state.timeouts().body_pause);
         return Err(refused);
@@ -49,28 +57,46 @@ async fn admit(state: &ServerState, headers: &HeaderMap, body: Body) -> Result<A
     let body = body::read(headers, body, state.timeouts(), &mut held).await?;
     let begin = Instant::now();
     // Counted first and asked again second: a request that is admitted here is waited for when the server stops.
-    let mut active = state.begin();
+    let active = state.begin();
     state.check_open()?;
-    let (served, lease) = lease(state, &body, begin).await?;
-    active.hold(lease);
-    let time_limit = TimeLimit::since(begin, served.model.engine.request_timeout());
-    Ok(Admitted { body, held, served, active, time_limit })
+    Ok(Received { body, held, active, begin })
 }
 
-/// The model that a body names. One that cannot be understood is the first's to refuse.
-async fn lease(state: &ServerState, body: &Bytes, begin: Instant) -> Admission {
-    let models = state.models();
-    if !models.are_several() {
-        return models.lease(0).await;
+/// Reads the body of a generation request and asks whether it may be sent to the model that it names, which is waited for while it
+/// is loaded.
+async fn admit(state: &ServerState, headers: &HeaderMap, body: Body) -> Result<Admitted, ApiError> {
+    receive(state, headers, body).await?.admit(state).await
+}
+
+impl Received {
+    /// The time that it has before a model says how much.
+    fn time_limit(&self, state: &ServerState) -> TimeLimit {
+        TimeLimit::since(self.begin, state.models().limits().request_timeout)
     }
-    let time_limit = TimeLimit::since(begin, models.limits().request_timeout);
-    let name = if body.len() <= SMALL_BODY_BYTES {
-        body::model_of(body)
-    } else {
-        let body = body.clone();
-        time_limit.bound(state.work().read(body.len(), move || Ok(body::model_of(&body)))).await?
-    };
-    time_limit.bound(models.lease(models.find(name.as_deref())?)).await
+
+    /// Asks whether it may be sent to the model that it names.
+    async fn admit(mut self, state: &ServerState) -> Result<Admitted, ApiError> {
+        let (served, lease) = self.lease(state).await?;
+        self.active.hold(lease);
+        let Received { body, held, active, begin } = self;
+        let time_limit = TimeLimit::since(begin, served.model.engine.request_timeout());
+        Ok(Admitted { body, held, served, active, time_limit })
+    }
+
+    /// The model that the body names. One that cannot be understood is the first's to refuse.
+    async fn lease(&self, state: &ServerState) -> Admission {
+        let (models, time_limit) = (state.models(), self.time_limit(state));
+        if !models.are_several() {
+            return time_limit.bound(models.lease(0)).await;
+        }
+        let name = if self.body.len() <= SMALL_BODY_BYTES {
+            body::model_of(&self.body)
+        } else {
+            let body = self.body.clone();
+            time_limit.bound(state.work().read(body.len(), move || Ok(body::model_of(&body)))).await?
+        };
+        time_limit.bound(models.lease(models.find(name.as_deref())?)).await
+    }
 }
 
 impl Admitted {

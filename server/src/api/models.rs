@@ -8,12 +8,13 @@ use serde_json::{Value, json};
 
 use crate::errors::ApiError;
 use crate::models::{Told, ToldState};
+use crate::sampling_defaults::{SamplingDefaults, told as told_defaults};
 use crate::state::ServerState;
 
 /// The list.
 pub(crate) async fn list(State(state): State<ServerState>) -> Result<Json<Value>, ApiError> {
     state.models().check_open()?;
-    Ok(Json(json!({ "object": "list", "data": state.models().each(card) })))
+    Ok(Json(json!({ "object": "list", "data": cards(&state) })))
 }
 
 /// One model, by its id or an alias.
@@ -24,11 +25,15 @@ pub(crate) async fn get(
     let Path(id) = id.map_err(|error| ApiError::invalid("model", error.body_text()))?;
     state.models().check_open()?;
     let index = state.models().find(Some(&id))?;
-    Ok(Json(state.models().each(card).swap_remove(index)))
+    Ok(Json(cards(&state).swap_remove(index)))
 }
 
-fn card(told: &Told<'_>) -> Value {
-    let Told { id, facts, .. } = told;
+fn cards(state: &ServerState) -> Vec<Value> {
+    state.models().each(|told| card(told, &state.config().sampling))
+}
+
+fn card(told: &Told<'_>, settings: &SamplingDefaults) -> Value {
+    let Told { id, aliases, facts, .. } = told;
     let served = match &told.state {
         ToldState::Loaded(served) => Some(&served.model),
         _ => None,
@@ -47,6 +52,9 @@ fn card(told: &Told<'_>) -> Value {
         }
     }
     let status = match &told.state {
+        ToldState::Loaded(_) if told.is_leaving => {
+            json!({ "value": "loaded", "reason": "it is unloaded once its requests have ended" })
+        }
         ToldState::Loaded(_) => json!({ "value": "loaded" }),
         ToldState::Unloaded => json!({ "value": "unloaded" }),
         ToldState::Loading(reason) => json!({ "value": "loading", "reason": reason }),
@@ -58,8 +66,10 @@ fn card(told: &Told<'_>) -> Value {
         "created": served.map_or(told.created_unix, |model| model.created_unix),
         "owned_by": "taper",
         "root": id,
+        "aliases": aliases,
         "meta": meta,
         "status": status,
+        "sampling_defaults": told_defaults(settings, &facts.sampling),
     });
     if let Some(model) = served {
         card["max_model_len"] = model.context_len.into();

@@ -1,28 +1,30 @@
 //! POST /completion and /completions: llama-server's own way of continuing prompts, with its names, its defaults and its answer.
 //!
 //! A prompt is a text, token ids, or a mix of both; several of them are answered by an array. What llama-server has and this
-//! server has not (mirostat, DRY, XTC, dynamic temperature, probabilities after sampling) is refused by name unless it is off.
-//! Samplers apply in this server's order, so `samplers` must name them in that order; those it leaves out are off.
+//! server has not is refused by name unless it is off. Samplers apply in this server's order unless `samplers` says another.
 
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
-use taper_engine::SamplingParams;
 
 use crate::api;
 use crate::errors::ApiError;
 use crate::generation::Generation;
 use crate::reply::{self, Reply};
+use crate::sampler_fields::default_names;
+use crate::sampling_defaults::SamplingDefaults;
+use crate::slots::SlotRequest;
 use crate::state::ServerState;
 
+mod indent;
 mod request;
 mod running;
 mod shape;
 mod stream;
 
-pub(crate) use request::{HARMLESS, REFUSED, limit_penalties, prepare};
+pub(crate) use request::{HARMLESS, REFUSED, prepare};
 use running::Running;
 use shape::Native;
 
@@ -37,7 +39,7 @@ pub(crate) async fn completion(
     let api::Admitted { served, active, time_limit, .. } = admitted;
     let native = Native::new(&served, &request);
     let generation = Generation::start(&served, request.prompts, &request.parameters, "prompt", (active, time_limit))?;
-    let running = Running::new(native, generation, request.predict_limit);
+    let running = Running::new(native, generation);
     if request.parameters.stream {
         let mut response = stream::respond(running, state.timeouts().keep_alive).await?;
         reply::report_ignored(&mut response, &request.ignored);
@@ -49,14 +51,12 @@ pub(crate) async fn completion(
     Ok(Reply { text, ignored: request.ignored }.into_response())
 }
 
-/// What `generation_settings` are where a request says nothing; `/props` tells.
-pub(crate) fn default_settings() -> Value {
-    let sampling = SamplingParams {
-        temperature: request::TEMPERATURE as f32,
-        top_k: request::TOP_K,
-        top_p: request::TOP_P as f32,
-        min_p: request::MIN_P as f32,
-        ..SamplingParams::default()
-    };
-    shape::settings(&sampling, false)
+/// What `generation_settings` are where a request says nothing, and server and model say `said`; `/props` tells.
+pub(crate) fn default_settings(said: SamplingDefaults) -> Value {
+    shape::settings(&said.or(request::DEFAULTS).sampling(), &default_names(), false)
+}
+
+/// The same of a request of any endpoint; `/slots` tells.
+pub(crate) fn settings_of(request: &SlotRequest) -> Value {
+    shape::settings(&request.sampling, &request.samplers, request.stream)
 }

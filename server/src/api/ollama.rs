@@ -2,8 +2,8 @@
 //! /api/version. Streams, which are the default, are lines of JSON.
 //!
 //! Options have Ollama's names and its defaults; besides, `options` takes the parameters of the other endpoints. What says how a
-//! model is loaded (`num_gpu`, `num_thread`, ...) changes nothing here and is told among the ignored fields. The model stays
-//! loaded whatever `keep_alive` says. A prompt is never cut: one that the context does not hold is refused.
+//! model is loaded (`num_gpu`, `num_thread`, ...) changes nothing here and is told among the ignored fields. A `keep_alive` of 0
+//! has the model unloaded, and any other leaves it loaded. A prompt is never cut: one that the context does not hold is refused.
 //!
 //! Models are managed by other means, so pulling, creating, copying and deleting are refused ([`is_management`]).
 
@@ -39,13 +39,14 @@ pub(crate) use models::read_show;
 pub(crate) use models::{ps, show, tags, version};
 pub(crate) use options::{HARMLESS, LOADING, REFUSED};
 pub(crate) use request::{LEVELS, prepare_chat, prepare_generate};
+use shape::Kind;
 
 pub(crate) async fn chat(
     State(state): State<ServerState>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    answer(&state, &headers, body, prepare_chat).await
+    answer(&state, &headers, body, Kind::Chat, prepare_chat).await
 }
 
 pub(crate) async fn generate(
@@ -53,20 +54,39 @@ pub(crate) async fn generate(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    answer(&state, &headers, body, prepare_generate).await
+    answer(&state, &headers, body, Kind::Generate, prepare_generate).await
 }
 
 async fn answer(
     state: &ServerState,
     headers: &HeaderMap,
     body: Body,
+    kind: Kind,
     prepare: fn(&[u8], &ServerState, &Served) -> Result<request::Asked, ApiError>,
 ) -> Result<Response, ApiError> {
-    let mut admitted = api::admit(state, headers, body).await?;
+    let received = api::receive(state, headers, body).await?;
+    // A model that is not there should not be loaded to be unloaded.
+    if let Some(nothing) = request::only_unloads(&received.body, kind)
+        && let Ok(index) = state.models().find(Some(&nothing.model))
+    {
+        let is_unloaded = received.time_limit(state).bound(state.models().unload(index)).await?;
+        return Ok(nothing.reply(is_unloaded).into_response());
+    }
+    let mut admitted = received.admit(state).await?;
     let mut request = match admitted.read(state, prepare).await? {
-        request::Asked::Nothing(reply) => return Ok(reply.into_response()),
+        request::Asked::Nothing(nothing) => {
+            let index = admitted.active.release().filter(|_| nothing.unloads);
+            let is_unloaded = match index {
+                Some(index) => admitted.time_limit.bound(state.models().unload(index)).await?,
+                None => false,
+            };
+            return Ok(nothing.reply(is_unloaded).into_response());
+        }
         request::Asked::Answer(request) => *request,
     };
+    if request.unloads {
+        admitted.active.unload_after();
+    }
     admitted.compile(state, &mut request.parameters, std::slice::from_ref(&request.prompt)).await?;
     let api::Admitted { served, active, time_limit, .. } = admitted;
     let prompts = vec![request.prompt];

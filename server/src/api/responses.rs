@@ -39,7 +39,8 @@ pub(crate) async fn responses(
     // What the answer repeats lives as long as the answer.
     let mut held = state.work().hold();
     held.grow(request.echo_len)?;
-    let shape = shape::Response::new(&served.model.id, writer, request.echo, held);
+    let shape = shape::Response::new(&served.model.id, writer, request.echo, held)
+        .with_timings(request.parameters.timings == Some(true));
     let prompts = vec![request.prompt];
     let generation = Generation::start(&served, prompts, &request.parameters, "input", (active, time_limit))?;
     let answers = ChatStream::new(generation, &request.reading);

@@ -16,6 +16,7 @@ use crate::api::native;
 use crate::errors::ApiError;
 use crate::limits;
 use crate::models::Asked;
+use crate::sampling_defaults::told;
 use crate::state::ServerState;
 
 pub(crate) async fn live() -> Json<Value> {
@@ -81,6 +82,7 @@ pub(crate) async fn server_info(State(state): State<ServerState>, Asked(served):
             "is_healthy": model.engine.is_healthy(),
             "is_draining": state.is_draining(),
         },
+        "sampling_defaults": told(&state.config().sampling, &facts.sampling),
         "options": facts.options,
     }))
 }
@@ -95,7 +97,7 @@ pub(crate) async fn props(State(state): State<ServerState>, Asked(served): Asked
             "n_ctx": model.context_len,
             "speculative": model.engine.config().speculation != Speculation::Off,
             "is_processing": false,
-            "params": native::default_settings(),
+            "params": native::default_settings(state.sampling_defaults(&model.id)),
         },
         "total_slots": model.engine.config().max_batch,
         "model_alias": model.id,
@@ -109,8 +111,13 @@ pub(crate) async fn props(State(state): State<ServerState>, Asked(served): Asked
     }))
 }
 
+/// GET /lora-adapters of llama-server: there are none.
+pub(crate) async fn lora_adapters() -> Json<Value> {
+    Json(json!([]))
+}
+
 /// GET /slots of llama-server: a place of the batch for each. Requests have no fixed places here, so the first ones are those
-/// that are taken. With `fail_on_no_slot=1` it is a 503 when all are.
+/// that are taken; each tells of the choice that runs there, as of the latest step. With `fail_on_no_slot=1` it is a 503 when all are.
 pub(crate) async fn slots(
     Asked(served): Asked,
     query: Result<Query<HashMap<String, String>>, QueryRejection>,
@@ -121,13 +128,25 @@ pub(crate) async fn slots(
     if must_have_one && status.running >= config.max_batch {
         return Err(ApiError::busy("no slot is available: every place of the batch is taken"));
     }
-    let slot = |id| {
-        json!({
+    let running = served.model.engine.running();
+    let slot = |id: usize| {
+        let mut slot = json!({
             "id": id,
             "n_ctx": served.model.context_len,
             "speculative": config.speculation != Speculation::Off,
-            "is_processing": id < status.running,
-        })
+            "is_processing": id < running.len(),
+        });
+        if let Some(choice) = running.get(id) {
+            slot["id_task"] = choice.request.into();
+            slot["n_prompt_tokens"] = choice.prompt_tokens.into();
+            slot["next_token"] =
+                json!({ "has_next_token": true, "n_remain": choice.room, "n_decoded": choice.generated_tokens });
+            // A prompt that becomes a vector has none.
+            if let Some(request) = served.slots.get(choice.request) {
+                slot["params"] = native::settings_of(&request);
+            }
+        }
+        slot
     };
     Ok(Json((0..config.max_batch).map(slot).collect()))
 }

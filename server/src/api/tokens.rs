@@ -132,10 +132,9 @@ fn conversation(
     state: &ServerState,
     served: &Served,
 ) -> Result<(taper_text::Prompt, Vec<String>), ApiError> {
-    let add_generation_prompt = fields.boolean("add_generation_prompt")?.unwrap_or(true);
     let conversation = chat_completions::conversation(&mut fields, served)?;
     let ignored = unsupported::check_rest(fields, state)?;
-    Ok((chat::render(served, &conversation, add_generation_prompt)?, ignored))
+    Ok((chat::render(served, &conversation)?.prompt, ignored))
 }
 
 pub(crate) fn read_detokenize(body: &[u8], state: &ServerState, served: &Served) -> Result<Reply, ApiError> {

@@ -9,15 +9,25 @@ use crate::errors::ApiError;
 use crate::grammar_fields::{Form, FormPart};
 use crate::state::Served;
 
-/// The form of answers; `of_text` is what the client asked for besides tools. `None` where any answer will do.
+/// The form of answers; `of_text` is what the client asked for besides tools. `None` where any answer will do. `in_text`: the
+/// prompt ends within a text, and the form is that of what the model adds to it.
+///
+/// # Errors
+/// 400 where such an answer is to be a call or JSON, which only the whole of it could be.
 pub(super) fn of_answer(
     conversation: &Conversation,
     offered: &[Tool],
     format: ToolFormat,
     reasoning: Option<(ReasoningMarks, ReasoningStart)>,
     of_text: Option<Form>,
+    in_text: bool,
 ) -> Result<Option<Form>, ApiError> {
+    if in_text {
+        check_addition(conversation, of_text.as_ref())?;
+    }
     let calls = calls(conversation, offered, format, of_text.is_some());
+    // Without a mark a call within a text would be read as text.
+    let calls = calls.filter(|_| !in_text || has_marks(format));
     let Some(calls) = calls else {
         let thinks = reasoning.is_some_and(|(_, start)| start != ReasoningStart::Over);
         return Ok(of_text.map(|form| if thinks { behind_thoughts(form, reasoning) } else { form }));
@@ -32,6 +42,21 @@ pub(super) fn of_answer(
     let content = content.map(|form| Box::new(form.spec));
     let spec = GrammarSpec::Answer(AnswerGrammar { reasoning, calls: Some(calls), content });
     Ok(Some(Form { field: "tools", spec, parts }))
+}
+
+/// Refuses what only a whole answer can be.
+fn check_addition(conversation: &Conversation, of_text: Option<&Form>) -> Result<(), ApiError> {
+    let is_json = |form: &&Form| matches!(form.spec, GrammarSpec::JsonObject | GrammarSpec::JsonSchema(_));
+    let (field, what) = match (&conversation.tool_choice, of_text.filter(is_json)) {
+        (ToolChoice::Required | ToolChoice::Named(_), _) => ("tool_choice", "a call"),
+        (_, Some(form)) => (form.field, "JSON"),
+        _ => return Ok(()),
+    };
+    let message = format!(
+        "{field} asks for {what}, and {} ends with a text of the assistant, which the answer goes on with; leave one of them out",
+        conversation.messages_field
+    );
+    Err(ApiError::invalid(field, message))
 }
 
 /// The field of `strict` where a tool asks for it and no grammar sees to its calls, for the list of what is ignored; `has_form`:

@@ -7,15 +7,18 @@
 mod dialect;
 mod form;
 mod history;
+mod opening;
 mod render;
 mod single;
 mod stop_watch;
 mod stream;
+mod thinking;
 mod tools;
 
 use serde_json::{Map, Value};
 use taper_text::{AnswerSyntax, ChatMessage, ReasoningMarks, ReasoningStart, ToolSyntax};
 
+use self::render::{Part, Rendered};
 use self::stop_watch::StopWatch;
 use crate::errors::ApiError;
 use crate::parameters::Parameters;
@@ -25,9 +28,11 @@ use crate::state::Served;
 pub(crate) use dialect::Dialect;
 pub(crate) use form::unkept_strictness;
 pub(crate) use history::{CallNames, arguments_of, call_of, merge_turns, take_function};
+pub(crate) use opening::Opening;
 pub(crate) use render::{count, encode, render};
 pub(crate) use single::{End, Events, Protocol, check_single, send};
 pub(crate) use stream::{ChatPart, ChatPiece, ChatStream, Ending};
+pub(crate) use thinking::Budget;
 pub(crate) use tools::{AllowedTools, Tool, ToolChoice, check_tools};
 
 /// What is said so far, and how the model may answer.
@@ -44,8 +49,12 @@ pub(crate) struct Conversation {
     pub(crate) parallel_calls: bool,
     /// What becomes of the model's thoughts.
     pub(crate) thoughts: Thoughts,
+    /// How many tokens they may have.
+    pub(crate) thinking_budget: Option<Budget>,
     /// Variables for the template.
     pub(crate) variables: Map<String, Value>,
+    /// Where the answer begins.
+    pub(crate) opening: Opening,
 }
 
 impl Conversation {
@@ -92,24 +101,35 @@ impl Prepared {
     }
 }
 
-/// Renders a conversation, and sets the form and the shown tokens in `parameters` that its answer needs.
+/// Renders a conversation, and sets the form, the shown tokens and the budget of thoughts in `parameters` that its answer needs.
 pub(crate) fn prepare(
     served: &Served,
     conversation: &Conversation,
     parameters: &mut Parameters,
 ) -> Result<Prepared, ApiError> {
     let offered = conversation.offered();
-    let rendered = render(served, conversation, true)?;
+    let Rendered { prompt: rendered, continued } = render(served, conversation)?;
     let prompt = encode(served, &rendered, conversation.messages_field, true)?;
     let dialect = &served.dialect;
-    let reasoning = dialect.reasoning.map(|marks| (marks, marks.at_end_of(&rendered.text())));
-    let form = form::of_answer(conversation, offered, dialect.format, reasoning, parameters.form.take())?;
+    let start = |marks: ReasoningMarks| match continued {
+        None => marks.at_end_of(&rendered.text()),
+        Some(Part::Thoughts) => ReasoningStart::Open,
+        Some(Part::Text) => ReasoningStart::Over,
+    };
+    let reasoning = dialect.reasoning.map(|marks| (marks, start(marks)));
+    if let Some(budget) = conversation.thinking_budget {
+        parameters.thinking = budget.for_engine(served, reasoning)?;
+    }
+    let in_text = continued == Some(Part::Text);
+    let form = form::of_answer(conversation, offered, dialect.format, reasoning, parameters.form.take(), in_text)?;
     let is_certain = form.as_ref().is_some_and(form::has_calls);
     parameters.form = form;
     let names = || offered.iter().map(|tool| tool.name.clone()).collect();
     let tools = (!offered.is_empty()).then(|| ToolSyntax { format: dialect.format, names: names(), is_certain });
     let max_calls = if conversation.parallel_calls { usize::MAX } else { 1 };
-    let reading = Reading { max_calls, ..Reading::new(served, reasoning, tools, conversation.thoughts, parameters) };
+    let mut reading = Reading::new(served, reasoning, tools, conversation.thoughts, parameters);
+    reading.max_calls = max_calls;
+    reading.syntax.goes_on = continued.is_some();
     Ok(Prepared { prompt, reading })
 }
 
@@ -141,8 +161,9 @@ impl Reading {
         let marks = marks.chain(reasoning.iter().flat_map(|(marks, _)| [marks.start, marks.end]));
         let tokenizer = &served.model.tokenizer;
         parameters.sampling.shown_tokens = marks.filter_map(|mark| tokenizer.control_token(mark)).collect();
+        let reasoning = reasoning.filter(|_| thoughts != Thoughts::InText);
         Reading {
-            syntax: AnswerSyntax { reasoning: reasoning.filter(|_| thoughts != Thoughts::InText), tools },
+            syntax: AnswerSyntax { reasoning, tools, goes_on: false },
             tells_thoughts: thoughts == Thoughts::Apart,
             max_calls: usize::MAX,
             stop_watch: None,

@@ -1,8 +1,11 @@
 //! From a conversation to the prompt: the template's text and its tokens.
 
 use serde_json::Value;
-use taper_text::{ChatMessage, Prompt, RenderContext, TemplateError, ToolFormat, with_tools_in_text};
+use taper_text::{
+    ChatMessage, ContinuedPrompt, Prompt, RenderContext, TemplateError, ToolFormat, Unshown, with_tools_in_text,
+};
 
+use super::opening::Place;
 use super::{Conversation, Tool};
 use crate::errors::ApiError;
 use crate::limits::MAX_COUNTED_BYTES;
@@ -12,16 +15,31 @@ use crate::state::Served;
 /// Letters of an id of a call in Mistral's templates, which take no others.
 const MISTRAL_ID_LEN: usize = 9;
 
-/// Renders with the model's template, with the beginning of an answer or without; control tokens come from the template alone.
-pub(crate) fn render(
-    served: &Served,
-    conversation: &Conversation,
-    add_generation_prompt: bool,
-) -> Result<Prompt, ApiError> {
+/// A rendered conversation.
+#[derive(Debug)]
+pub(crate) struct Rendered {
+    pub(crate) prompt: Prompt,
+    /// Which part of the last message the answer goes on with.
+    pub(super) continued: Option<Part>,
+}
+
+/// A part of a message of the assistant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    Text,
+    Thoughts,
+}
+
+/// Renders with the model's template, up to where the answer begins; control tokens come from the template alone.
+pub(crate) fn render(served: &Served, conversation: &Conversation) -> Result<Rendered, ApiError> {
     let (model, dialect, field) = (&served.model, &served.dialect, conversation.messages_field);
+    let place = conversation.place()?;
     let offered = conversation.offered();
     let tools: Vec<Value> = offered.iter().map(Tool::for_template).collect();
     let mut messages = conversation.messages.clone();
+    if place == Place::InsteadOfLast {
+        messages.pop();
+    }
     if !dialect.knows_tools {
         messages = with_tools_in_text(&messages, &tools);
     } else if matches!(dialect.format, ToolFormat::Mistral | ToolFormat::MistralArgs) {
@@ -30,23 +48,36 @@ pub(crate) fn render(
     let context = RenderContext {
         bos_text: model.tokenizer.bos_text().to_owned(),
         eos_text: model.tokenizer.eos_text().to_owned(),
-        add_generation_prompt,
+        add_generation_prompt: matches!(place, Place::NewTurn | Place::InsteadOfLast),
         tools: (dialect.knows_tools && !tools.is_empty()).then(|| tools.clone().into()),
         extra: conversation.variables.clone(),
     };
-    let prompt = match prompt(served, &messages, &context, field)? {
+    let rendered = match from_template(served, &messages, &context, (place, field))? {
         Err(TemplateError::Raised(_)) if !dialect.knows_tools && !tools.is_empty() => {
             // Some templates take no system message, and this one may be ours.
             into_first_user(&mut messages);
-            prompt(served, &messages, &context, field)?
+            from_template(served, &messages, &context, (place, field))?
         }
         first => first,
     };
-    prompt.map_err(|error| match error {
+    rendered.map_err(|error| match error {
         TemplateError::Raised(message) => {
             ApiError::invalid(field, format!("the model's chat template refuses these messages: {message}"))
         }
-        other => ApiError::invalid(field, format!("the model's chat template failed on these messages: {other}")),
+        TemplateError::Unshown(part) => {
+            let (what, it) = match part {
+                Unshown::Text => ("a text", "it"),
+                Unshown::Thoughts => ("thoughts", "them"),
+            };
+            let message = format!(
+                "{field} ends with {what} of the assistant, and the model's chat template does not show {it} as such, so that no answer \
+                 can go on with {it}; end with a message of the user"
+            );
+            ApiError::invalid(field, message)
+        }
+        other @ TemplateError::Failed(_) => {
+            ApiError::invalid(field, format!("the model's chat template failed on these messages: {other}"))
+        }
     })
 }
 
@@ -57,13 +88,13 @@ pub(crate) fn encode(served: &Served, prompt: &Prompt, field: &str, add_bos: boo
     tokens.map_err(|error| cannot_be_tokenized(field, &error))
 }
 
-/// How many tokens a conversation has with the beginning of an answer, however few the context holds.
+/// How many tokens a conversation has up to where the answer begins, however few the context holds.
 ///
 /// # Errors
 /// 400 beyond [`MAX_COUNTED_BYTES`], and what [`render`] and the tokenizer refuse.
 pub(crate) fn count(served: &Served, conversation: &Conversation) -> Result<usize, ApiError> {
     let field = conversation.messages_field;
-    let prompt = render(served, conversation, true)?;
+    let prompt = render(served, conversation)?.prompt;
     let num_bytes = prompt.text().len();
     if num_bytes > MAX_COUNTED_BYTES {
         let message = format!(
@@ -77,17 +108,26 @@ pub(crate) fn count(served: &Served, conversation: &Conversation) -> Result<usiz
 }
 
 /// What the template makes of the messages; refuses where there is no template.
-fn prompt(
+fn from_template(
     served: &Served,
     messages: &[ChatMessage],
     context: &RenderContext,
-    field: &str,
-) -> Result<Result<Prompt, TemplateError>, ApiError> {
+    (place, field): (Place, &str),
+) -> Result<Result<Rendered, TemplateError>, ApiError> {
     let Some(template) = &served.model.template else {
         let message = "this model has no chat template; use /v1/completions, or start the server with --chat-template";
         return Err(ApiError::invalid(field, message));
     };
-    Ok(template.prompt(&served.model.tokenizer, messages, context))
+    let tokenizer = &served.model.tokenizer;
+    if place != Place::Last {
+        let prompt = template.prompt(tokenizer, messages, context);
+        return Ok(prompt.map(|prompt| Rendered { prompt, continued: None }));
+    }
+    let continued = template.continued(tokenizer, messages, context, served.dialect.reasoning);
+    Ok(continued.map(|ContinuedPrompt { prompt, in_thoughts }| {
+        let part = if in_thoughts { Part::Thoughts } else { Part::Text };
+        Rendered { prompt, continued: Some(part) }
+    }))
 }
 
 /// Puts the system message before the first message of the user.

@@ -82,6 +82,8 @@ pub(crate) fn check_single(parameters: &Parameters) -> Result<(), ApiError> {
         ("n", parameters.num_choices != 1),
         ("prompt_logprobs", parameters.details.prompt_logprobs.is_some()),
         ("return_token_ids", parameters.details.token_ids),
+        ("return_progress", parameters.tells_progress),
+        ("stream_options.continuous_usage_stats", parameters.continuous_usage),
     ];
     match refused.iter().find(|(_, is_asked)| *is_asked) {
         None => Ok(()),
@@ -127,8 +129,8 @@ struct Running<P> {
 impl<P: Protocol> Running<P> {
     fn take(&mut self, next: Next<ChatStream>) -> Result<(), ApiError> {
         match next? {
-            // Nobody can ask for it.
-            Output::PromptLogprobs { .. } => {}
+            // Nobody can ask for them.
+            Output::PromptLogprobs { .. } | Output::Progress { .. } => {}
             Output::Text { piece, .. } => self.protocol.piece(piece, &mut self.events),
             Output::Finished { choice, reason, piece } => {
                 self.protocol.piece(piece, &mut self.events);

@@ -56,6 +56,10 @@ impl AnswerPiece for ChatPiece {
         self.parts.is_empty()
     }
 
+    fn num_tokens(&self) -> usize {
+        self.tokens.len()
+    }
+
     fn mean_logprob(&self) -> f64 {
         mean_logprob(&self.logprobs)
     }
@@ -165,6 +169,7 @@ impl Source for ChatStream {
             };
             let output = match output {
                 Output::PromptLogprobs { prompt, logprobs } => Output::PromptLogprobs { prompt, logprobs },
+                Output::Progress { prompt, progress } => Output::Progress { prompt, progress },
                 Output::Text { choice, piece } => {
                     let piece = self.read(choice, piece, false);
                     if piece.is_blank() {
@@ -197,7 +202,15 @@ impl Source for ChatStream {
         self.generation.num_prompts()
     }
 
+    fn prompt_tokens(&self) -> usize {
+        self.generation.prompt_tokens()
+    }
+
     fn choices_of(&self, prompt: usize) -> Range<usize> {
         self.generation.choices_of(prompt)
+    }
+
+    fn totals_of(&self, prompt: usize) -> Option<Totals> {
+        self.generation.totals_of(prompt)
     }
 }

@@ -9,6 +9,8 @@
 //! - Who found all others busy for `patience`, counted from the latest load on, is overtaken by nobody any more, and the models that
 //!   were loaded first take no new requests until theirs have ended and they have made room. So nobody waits for ever, and a
 //!   model that is used is not unloaded sooner than that.
+//! - A model that somebody dismisses takes no new requests either, and is unloaded before anything else is done once its own have
+//!   ended. Those who wait for it meanwhile have it loaded again.
 
 use std::time::{Duration, Instant};
 
@@ -36,6 +38,8 @@ struct Entry {
     stage: Stage,
     /// As far as known: before the first load the most that it may take.
     bytes: u64,
+    /// Whether somebody asked that it be unloaded.
+    is_dismissed: bool,
     /// Requests that it must not be unloaded under.
     users: usize,
     /// Requests that wait for it.
@@ -74,8 +78,16 @@ impl Book {
 
     /// Adds a model that will take so many bytes, at most; it has the next place.
     pub(super) fn add(&mut self, bytes: u64) {
-        let stage = Stage::Unloaded;
-        self.entries.push(Entry { stage, bytes, users: 0, waiting: 0, wanted: None, used: 0, loaded: 0 });
+        self.entries.push(Entry {
+            stage: Stage::Unloaded,
+            bytes,
+            is_dismissed: false,
+            users: 0,
+            waiting: 0,
+            wanted: None,
+            used: 0,
+            loaded: 0,
+        });
     }
 
     /// Somebody loads a model without having been asked to.
@@ -115,6 +127,24 @@ impl Book {
         entry.used = event;
     }
 
+    /// Somebody asks that a model be unloaded. False where there is nothing to wait for: it takes no memory.
+    pub(super) fn dismiss(&mut self, model: usize) -> bool {
+        let entry = &mut self.entries[model];
+        entry.is_dismissed |= matches!(entry.stage, Stage::Loading | Stage::Loaded);
+        entry.stage != Stage::Unloaded
+    }
+
+    /// Somebody asks that a model be unloaded if nobody uses it and nobody waits for it.
+    pub(super) fn dismiss_idle(&mut self, model: usize) {
+        let entry = &mut self.entries[model];
+        entry.is_dismissed |= entry.stage == Stage::Loaded && entry.users + entry.waiting == 0;
+    }
+
+    /// Whether somebody asked that it be unloaded, and it is not yet.
+    pub(super) fn is_dismissed(&self, model: usize) -> bool {
+        self.entries[model].is_dismissed
+    }
+
     /// A load is over, and the model takes so many bytes. Those who waited use it now.
     pub(super) fn loaded(&mut self, model: usize, bytes: u64, now: Instant) {
         let event = self.next_event();
@@ -127,15 +157,16 @@ impl Book {
     /// A load has failed. Nobody waits for the model any more.
     pub(super) fn failed(&mut self, model: usize) {
         let entry = &mut self.entries[model];
-        (entry.stage, entry.waiting, entry.wanted) = (Stage::Unloaded, 0, None);
+        (entry.stage, entry.is_dismissed, entry.waiting, entry.wanted) = (Stage::Unloaded, false, 0, None);
     }
 
     /// The model takes no memory any more.
     pub(super) fn unloaded(&mut self, model: usize) {
-        self.entries[model].stage = Stage::Unloaded;
+        let entry = &mut self.entries[model];
+        (entry.stage, entry.is_dismissed) = (Stage::Unloaded, false);
     }
 
-    /// Those who wait for a model that is loaded use it, unless it is to make room; whether there are any.
+    /// Those who wait for a model that is loaded use it, unless it is to go; whether there are any.
     pub(super) fn readmit(&mut self, model: usize, now: Instant) -> bool {
         let entry = &self.entries[model];
         let may_enter = entry.stage == Stage::Loaded && entry.waiting > 0 && !self.is_closed(model, now);
@@ -155,6 +186,10 @@ impl Book {
     pub(super) fn next(&mut self, now: Instant) -> Option<Action> {
         if self.entries.iter().any(|entry| matches!(entry.stage, Stage::Loading | Stage::Unloading)) {
             return None;
+        }
+        if let Some(model) = self.entries.iter().position(|entry| entry.is_dismissed && entry.users == 0) {
+            self.entries[model].stage = Stage::Unloading;
+            return Some(Action::Unload(model));
         }
         for (place, model) in self.wanted().into_iter().enumerate() {
             if self.fits(model, &[]) {
@@ -233,11 +268,12 @@ impl Book {
         now.saturating_duration_since(since) >= self.patience
     }
 
-    /// Whether a model that is loaded takes no new requests, because it is to make room.
+    /// Whether a model that is loaded takes no new requests, because it is to go.
     fn is_closed(&self, model: usize, now: Instant) -> bool {
-        self.wanted().first().is_some_and(|&first| {
+        let makes_room = |&first: &usize| {
             self.is_impatient(first, now) && !self.fits(first, &[]) && self.victims(first, true).contains(&model)
-        })
+        };
+        self.entries[model].is_dismissed || self.wanted().first().is_some_and(makes_room)
     }
 }
 

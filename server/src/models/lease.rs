@@ -1,9 +1,9 @@
-//! Requests that use a model or wait for it.
+//! Requests that use a model, wait for it, or have it unloaded.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use taper_engine::SubmitError;
+use taper_engine::{QueueLimit, SubmitError};
 use tokio::sync::oneshot;
 
 use super::{Inner, Models};
@@ -24,6 +24,13 @@ pub(crate) struct Lease {
     index: usize,
 }
 
+impl Lease {
+    /// The place of the model.
+    pub(crate) fn index(&self) -> usize {
+        self.index
+    }
+}
+
 impl Drop for Lease {
     fn drop(&mut self) {
         self.models.lock().book.release(self.index);
@@ -36,6 +43,9 @@ pub(super) struct Waiter {
     number: u64,
     answer: oneshot::Sender<Admission>,
 }
+
+/// A request that waits until a model is unloaded.
+pub(super) type Leaver = oneshot::Sender<Result<(), ApiError>>;
 
 /// A request's wait; dropping it gives it up.
 struct Waiting {
@@ -97,12 +107,54 @@ impl Models {
         }
     }
 
-    /// Those who wait are refused, and nothing is loaded any more.
+    /// Unloads the model in this place once the requests that use it have ended, and waits for that. New ones wait, and have it
+    /// loaded again. What was asked for happens though nobody waits for it any more. False where it stays, because nobody could load
+    /// it again.
+    pub(crate) async fn unload(&self, index: usize) -> Result<bool, ApiError> {
+        let gone = {
+            let mut guard = self.lock();
+            let inner = &mut *guard;
+            if inner.is_closed {
+                return Err(ApiError::draining());
+            }
+            if inner.loader.is_none() {
+                return Ok(false);
+            }
+            inner.forget_crashed(index);
+            if !inner.book.dismiss(index) {
+                return Ok(true);
+            }
+            let (sender, gone) = oneshot::channel();
+            inner.slots[index].leavers.push(sender);
+            gone
+        };
+        self.advance();
+        match gone.await {
+            Ok(outcome) => outcome.map(|()| true),
+            Err(_) => Err(ApiError::internal("nobody answered a request that waited for a model to be unloaded")),
+        }
+    }
+
+    /// Unloads the model in this place if nobody uses it or waits for it, and it can be loaded again.
+    pub(crate) fn unload_idle(&self, index: usize) {
+        {
+            let mut inner = self.lock();
+            if inner.loader.is_some() {
+                inner.book.dismiss_idle(index);
+            }
+        }
+        self.advance();
+    }
+
+    /// Those who wait are refused, and nothing is loaded or unloaded any more.
     pub(crate) fn close(&self) {
         let mut inner = self.lock();
         inner.is_closed = true;
-        let answers: Vec<Answers> =
-            inner.slots.iter_mut().map(|slot| Answers::refusing(&mut slot.waiters, &ApiError::draining())).collect();
+        let mut answers = Vec::new();
+        for slot in &mut inner.slots {
+            answers.push(Answers::refusing(&mut slot.waiters, &ApiError::draining()));
+            slot.tell_leavers(&Err(ApiError::draining()));
+        }
         drop(inner);
         answers.into_iter().for_each(Answers::send);
     }
@@ -117,7 +169,7 @@ impl Models {
         inner.forget_crashed(index);
         inner.slots[index].check_failed()?;
         if inner.slots[index].waiters.len() >= inner.limits.max_waiting {
-            let full = SubmitError::QueueFull { retry_after_s: CROWD_RETRY_S };
+            let full = SubmitError::QueueFull { limit: QueueLimit::Requests, retry_after_s: CROWD_RETRY_S };
             return Err(ApiError::from_submit(full, "model"));
         }
         if inner.book.arrive(index, Instant::now()) {

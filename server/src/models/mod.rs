@@ -1,6 +1,7 @@
 //! The models of one server: which there are, which are loaded, and who may use them. The first is loaded at the start, others
 //! by their first request, which waits for it together with those that come meanwhile. Where the limits leave no room, a model
-//! that nobody uses goes: [`book`] decides, [`turn`] loads and unloads, and [`lease`] has those who use a model or wait for it.
+//! that nobody uses goes, and a request may have one go: [`book`] decides, [`turn`] loads and unloads, and [`lease`] has those who
+//! use a model or wait for it.
 //!
 //! How a model is loaded is the program's business ([`ModelLoader`]). A server whose program declares none has one model, which
 //! [`crate::ServerState::set_ready`] brings.
@@ -19,9 +20,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use book::Book;
-use lease::Waiter;
+use lease::{Leaver, Waiter};
 use serde_json::Value;
 use taper_engine::EngineHandle;
+use tokio::sync::watch;
 
 use crate::errors::ApiError;
 use crate::facts::ServerFacts;
@@ -44,6 +46,8 @@ struct Inner {
     limits: ModelLimits,
     loader: Option<Arc<dyn ModelLoader>>,
     num_waiters: u64,
+    /// Loads that gave a model.
+    num_loads: watch::Sender<u64>,
     /// Nothing is loaded any more, and nobody waits.
     is_closed: bool,
 }
@@ -59,6 +63,7 @@ struct Slot {
     /// Whether its answers are the same in any company, as of its latest load.
     was_deterministic: Option<bool>,
     waiters: Vec<Waiter>,
+    leavers: Vec<Leaver>,
 }
 
 /// Where a model is.
@@ -75,9 +80,12 @@ enum Phase {
 /// What `/v1/models` tells of a model.
 pub(crate) struct Told<'a> {
     pub(crate) id: &'a str,
+    pub(crate) aliases: &'a [String],
     pub(crate) created_unix: u64,
     pub(crate) facts: &'a ServerFacts,
     pub(crate) state: ToldState<'a>,
+    /// Whether it is unloaded once its requests have ended.
+    pub(crate) is_leaving: bool,
 }
 
 /// Where it is.
@@ -96,7 +104,9 @@ impl Models {
         book.add(0);
         book.begin(0);
         let slots = vec![Slot { phase: Phase::Loading("starting".to_owned()), ..Slot::default() }];
-        Self(Arc::new(Mutex::new(Inner { slots, book, limits, loader: None, num_waiters: 0, is_closed: false })))
+        let num_loads = watch::Sender::new(0);
+        let inner = Inner { slots, book, limits, loader: None, num_waiters: 0, num_loads, is_closed: false };
+        Self(Arc::new(Mutex::new(inner)))
     }
 
     /// Says which models there are. The first is still being loaded, and [`Models::load_first`] does it.
@@ -230,7 +240,35 @@ impl Models {
 
     /// What `tell` makes of each model.
     pub(crate) fn each<T>(&self, tell: impl Fn(&Told<'_>) -> T) -> Vec<T> {
-        self.lock().slots.iter().map(|slot| tell(&slot.told())).collect()
+        let inner = self.lock();
+        let told = |(index, slot): (usize, &Slot)| tell(&slot.told(inner.book.is_dismissed(index)));
+        inner.slots.iter().enumerate().map(told).collect()
+    }
+
+    /// Waits until the engine of the only model has crashed. Of several models a crashed one is loaded anew: then there is nothing to wait
+    /// for, and the wait has no end.
+    pub(crate) async fn crashed(&self) {
+        let mut loads = self.lock().num_loads.subscribe();
+        loop {
+            let Some(engine) = self.only_engine() else {
+                // The sender is here as long as this is.
+                let _ = loads.changed().await;
+                continue;
+            };
+            engine.drained().await;
+            // One that is unloaded was noted before its engine was told to end.
+            if self.only_engine().is_some_and(|engine| engine.has_ended()) {
+                return;
+            }
+        }
+    }
+
+    /// The engine of the only model, while it is loaded.
+    fn only_engine(&self) -> Option<EngineHandle> {
+        match &self.lock().slots[..] {
+            [slot] => slot.served().map(|served| served.model.engine.clone()),
+            _ => None,
+        }
     }
 
     /// Ends all engines once their requests are done, and waits for that.
@@ -279,6 +317,7 @@ impl Inner {
         if self.slots[index].served().is_some_and(|served| self.may_replace(served)) {
             tracing::error!(model = self.slots[index].id(), "its engine has crashed; the model is loaded anew");
             self.slots[index].phase = Phase::Unloaded;
+            self.slots[index].tell_leavers(&Ok(()));
             self.book.unloaded(index);
         }
     }
@@ -294,6 +333,7 @@ impl Default for Slot {
             phase: Phase::Unloaded,
             was_deterministic: None,
             waiters: Vec::new(),
+            leavers: Vec::new(),
         }
     }
 }
@@ -320,6 +360,14 @@ impl Slot {
         }
     }
 
+    /// Tells those who wait for the model to be unloaded.
+    fn tell_leavers(&mut self, outcome: &Result<(), ApiError>) {
+        for leaver in self.leavers.drain(..) {
+            // Who is gone need not hear it.
+            let _ = leaver.send(outcome.clone());
+        }
+    }
+
     /// Refuses while a load that failed is not tried again.
     fn check_failed(&self) -> Result<(), ApiError> {
         let Phase::Failed(reason, retry) = &self.phase else { return Ok(()) };
@@ -331,13 +379,20 @@ impl Slot {
         }
     }
 
-    fn told(&self) -> Told<'_> {
+    fn told(&self, is_leaving: bool) -> Told<'_> {
         let state = match &self.phase {
             Phase::Ready(served) => ToldState::Loaded(served),
             Phase::Loading(reason) => ToldState::Loading(reason),
             Phase::Failed(reason, _) => ToldState::Failed(reason),
             Phase::Unloaded | Phase::Unloading(_) => ToldState::Unloaded,
         };
-        Told { id: self.id(), created_unix: self.created_unix, facts: &self.facts, state }
+        Told {
+            id: self.id(),
+            aliases: &self.aliases,
+            created_unix: self.created_unix,
+            facts: &self.facts,
+            state,
+            is_leaving,
+        }
     }
 }

@@ -20,12 +20,11 @@ enum Begun {
 
 impl Models {
     /// Loads the first model on this thread. A failure is for good.
-    pub(crate) fn load_first(&self) -> Result<EngineHandle, String> {
+    pub(crate) fn load_first(&self) -> Result<(), String> {
         match self.load(0) {
             Ok(loaded) => {
-                let engine = loaded.model.engine.clone();
                 self.end_load(0, Ok(loaded));
-                Ok(engine)
+                Ok(())
             }
             Err(reason) => {
                 self.fail_first(reason.clone());
@@ -106,6 +105,7 @@ impl Models {
                 slot.facts = Arc::new(facts);
                 slot.phase = Phase::Ready(served);
                 inner.book.loaded(index, bytes, now);
+                inner.num_loads.send_modify(|num| *num += 1);
                 if inner.is_closed {
                     engine.drain();
                 }
@@ -116,6 +116,7 @@ impl Models {
                 tracing::error!(model = slot.id(), reason, "the model cannot be loaded; a later request tries again");
                 let refusal = ApiError::load_failed(slot.id(), &reason, retry_after);
                 slot.phase = Phase::Failed(reason, now.checked_add(retry_after));
+                slot.tell_leavers(&Ok(()));
                 inner.book.failed(index);
                 Answers::refusing(&mut inner.slots[index].waiters, &refusal)
             }
@@ -129,6 +130,7 @@ impl Models {
         let mut inner = self.lock();
         inner.book.unloaded(index);
         inner.slots[index].phase = Phase::Unloaded;
+        inner.slots[index].tell_leavers(&Ok(()));
         drop(inner);
         self.advance();
     }
@@ -148,10 +150,13 @@ impl Inner {
                 let slot = &mut self.slots[index];
                 let Some(served) = slot.served().cloned() else {
                     // It has failed for good, and stays so.
+                    slot.tell_leavers(&Ok(()));
                     self.book.unloaded(index);
                     return None;
                 };
-                tracing::info!(model = slot.id(), "unloading: another model needs the room");
+                let is_dismissed = self.book.is_dismissed(index);
+                let reason = if is_dismissed { "a request asks for it" } else { "another model needs the room" };
+                tracing::info!(model = slot.id(), "unloading: {reason}");
                 let engine = served.model.engine.clone();
                 slot.phase = Phase::Unloading(served);
                 Some(Begun::Unload(index, engine))

@@ -101,10 +101,14 @@ fn check(name: &str, family: &Family) {
     }
     match kind.as_str() {
         "histogram" => {
-            let models: BTreeSet<&String> = samples.iter().map(|sample| &sample.labels["model_name"]).collect();
-            for model in models {
-                let of_model = samples.iter().filter(|sample| sample.labels["model_name"] == *model);
-                check_histogram(name, &of_model.cloned().collect::<Vec<_>>());
+            let series = |sample: &Sample| {
+                let mut labels = sample.labels.clone();
+                labels.remove("le");
+                labels
+            };
+            for one in samples.iter().map(series).collect::<BTreeSet<_>>() {
+                let of_one = samples.iter().filter(|sample| series(sample) == one);
+                check_histogram(name, &of_one.cloned().collect::<Vec<_>>());
             }
         }
         "counter" | "gauge" => {
@@ -115,7 +119,7 @@ fn check(name: &str, family: &Family) {
     }
 }
 
-/// Of one model. The bounds rise to infinity, the counts with them, to the count of all.
+/// Of one set of labels. The bounds rise to infinity, the counts with them, to the count of all.
 fn check_histogram(name: &str, samples: &[Sample]) {
     let named = |suffix: &'static str| samples.iter().filter(move |sample| sample.name == format!("{name}{suffix}"));
     let one = |suffix| match &named(suffix).collect::<Vec<_>>()[..] {

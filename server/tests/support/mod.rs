@@ -78,6 +78,23 @@ pub(crate) fn willing_to_say(limits: RunnerLimits, reply: &'static str) -> StubR
     })
 }
 
+/// A stub that thinks for ever: an `m` for each token. Once its thoughts are over, it answers "Yes.".
+pub(crate) fn musing(limits: RunnerLimits) -> StubRunner {
+    let (tokenizer, end) = (vocabulary().tokenizer, end_token());
+    StubRunner::new(limits, move |tokens| {
+        let bytes = |token: &u32| tokenizer.token_bytes(*token).unwrap_or_default().to_vec();
+        let said: Vec<u8> = tokens.iter().flat_map(bytes).collect();
+        let said = String::from_utf8_lossy(&said);
+        let answer = said.rsplit("assistant").next().unwrap_or_default().trim_start();
+        let next = match answer.split_once("</think>") {
+            Some((_, text)) => b"Yes.".get(text.trim().len()),
+            None if answer.starts_with("<think>") => Some(&b'm'),
+            None => b"<think>".get(answer.len()),
+        };
+        next.map_or(end, |&byte| byte.into())
+    })
+}
+
 /// A stub that never ends by itself.
 pub(crate) fn babbling() -> StubRunner {
     StubRunner::new(limits(), |tokens| u32::from(b'a') + (tokens.len() % 26) as u32)

@@ -3,6 +3,10 @@
 use super::Failure;
 use hyper::Uri;
 use hyper::header::HeaderValue;
+use std::path::PathBuf;
+
+/// What the address of a Unix socket begins with; its path follows.
+const UNIX: &str = "unix:";
 
 /// Where a server is, and what it asks to know.
 #[derive(Clone)]
@@ -10,6 +14,8 @@ pub struct Address {
     /// Up to and with the version.
     base: String,
     pub(super) is_tls: bool,
+    /// What is connected to instead of the host.
+    pub(super) socket: Option<PathBuf>,
     /// Without the brackets that an IPv6 address has.
     pub(super) host: String,
     pub(super) port: u16,
@@ -21,13 +27,18 @@ pub struct Address {
 }
 
 impl Address {
-    /// From an address with its version, `http://host:port/v1`, and a key.
+    /// From an address with its version, `http://host:port/v1`, or the path of a Unix socket, `unix:PATH`, and a key.
     ///
     /// # Errors
     /// When it is none.
     pub fn new(base: &str, key: Option<&str>) -> Result<Address, Failure> {
         let bad = |what: &str| Failure::Setup(format!("{base} is no address of a server: {what}"));
-        let uri: Uri = base.parse().map_err(|_| bad("expected one such as http://localhost:8080/v1"))?;
+        let socket = base.strip_prefix(UNIX).map(PathBuf::from);
+        if socket.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
+            return Err(bad("it has no path of a socket"));
+        }
+        let url = if socket.is_some() { "http://localhost/v1" } else { base };
+        let uri: Uri = url.parse().map_err(|_| bad("expected one such as http://localhost:8080/v1"))?;
         let is_tls = match uri.scheme_str() {
             Some("http") => false,
             Some("https") => true,
@@ -45,6 +56,7 @@ impl Address {
         Ok(Address {
             base: base.to_owned(),
             is_tls,
+            socket,
             host: host.trim_matches(['[', ']']).to_owned(),
             port: uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 }),
             authority: header(authority)?,
@@ -87,8 +99,22 @@ mod tests {
     }
 
     #[test]
+    fn a_socket_has_a_path_and_the_version() {
+        let address = Address::new("unix:/run/a b.sock", None).unwrap();
+        assert_eq!(address.socket, Some(PathBuf::from("/run/a b.sock")));
+        assert_eq!(
+            (address.base(), address.endpoint("completions").as_str()),
+            ("unix:/run/a b.sock", "/v1/completions")
+        );
+        assert_eq!(
+            (address.authority.to_str().unwrap(), address.beside("tokenize").as_str()),
+            ("localhost", "/tokenize")
+        );
+    }
+
+    #[test]
     fn what_is_no_address_is_refused() {
-        for base in ["", "host", "ftp://host/v1", "http://"] {
+        for base in ["", "host", "ftp://host/v1", "http://", "unix:"] {
             assert!(matches!(Address::new(base, None), Err(Failure::Setup(_))), "{base}");
         }
         let Err(Failure::Setup(words)) = Address::new("http://host/v1", Some("secret\n")) else { panic!() };

@@ -2,7 +2,7 @@
 
 use super::Failure;
 use super::connections::Connections;
-use super::events::{Lines, Usage, event};
+use super::events::{Lines, Usage, event, whole};
 use hyper::Method;
 use hyper::header::CONTENT_TYPE;
 use std::time::Instant;
@@ -42,7 +42,8 @@ pub(super) async fn ask(server: &Connections, path: &str, body: String) -> Resul
                 answer.texts.push(answer.end);
             }
             is_finished |= event.is_finished;
-            answer.usage = event.usage.unwrap_or(answer.usage);
+            is_done = event.is_last;
+            answer.usage = event.usage.map_or(answer.usage, |usage| usage.or(answer.usage));
             Ok(())
         })?;
         if is_done {
@@ -52,4 +53,12 @@ pub(super) async fn ask(server: &Connections, path: &str, body: String) -> Resul
     }
     // Some servers end with the last piece and no more.
     if is_finished { Ok(answer) } else { Err(Failure::Broken("it ended early".to_owned())) }
+}
+
+/// Asks for what comes whole, and reads it.
+pub(super) async fn ask_whole(server: &Connections, path: &str, body: String) -> Result<Answer, Failure> {
+    let text = server.text(Method::POST, path, body).await?;
+    // Before anything is made of it.
+    let end = Instant::now();
+    Ok(Answer { texts: Vec::new(), end, usage: whole(&text)? })
 }

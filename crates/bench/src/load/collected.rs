@@ -180,7 +180,7 @@ impl Collected {
         let rates: Vec<f64> = self.decode_rates.iter().copied().filter(|rate| rate.is_finite()).collect();
         let decode_rate = (!rates.is_empty()).then(|| rounded(quantile(&rates, 0.5)));
         let errors = self.errors.iter().map(|(kind, (number, _))| (kind.clone(), Value::from(*number)));
-        let named: [(&str, Value); 24] = [
+        let named: [(&str, Value); 25] = [
             ("requests", requests.into()),
             ("errors", self.num_failed().into()),
             ("cut_off", self.num_under_way().into()),
@@ -190,6 +190,7 @@ impl Collected {
             ("goodput_req_s", per_second(self.num_kept).filter(|_| !self.limits.is_empty()).into()),
             ("good", Some(self.num_kept).filter(|_| !self.limits.is_empty()).into()),
             ("tok_s", per_second(self.tokens).into()),
+            ("prompt_tok_s", self.usage.prompt.and_then(per_second).into()),
             ("total_tok_s", self.usage.prompt.and_then(|prompt| per_second(prompt + self.tokens)).into()),
             ("prompt_tokens", self.usage.prompt.into()),
             ("cached_tokens", self.usage.cached.into()),

@@ -1,4 +1,4 @@
-//! Connections to one server: HTTP/1.1 by hyper, over TCP or TLS. A connection that has given its answer waits for the next
+//! Connections to one server: HTTP/1.1 by hyper, over TCP, TLS or a Unix socket. A connection that has given its answer waits for the next
 //! request, as clients keep them, so that a user connects once and not for every question.
 
 use super::Failure;
@@ -10,12 +10,14 @@ use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, RETRY_AFTER, USER
 use hyper::{HeaderMap, Method, Request};
 use hyper_util::rt::TokioIo;
 use std::future::poll_fn;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, lookup_host};
+use tokio::net::{TcpStream, UnixStream, lookup_host};
+use tokio::time::sleep;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto::ring};
@@ -33,7 +35,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 /// A server, and connections to it.
 pub(super) struct Connections {
     pub(super) address: Address,
-    /// Looked up once: a name server is not what is measured.
+    /// Looked up once: a name server is not what is measured. A socket has none.
     addresses: Vec<SocketAddr>,
     tls: Option<(TlsConnector, ServerName<'static>)>,
     idle: Mutex<Vec<(Instant, SendRequest<String>)>>,
@@ -49,9 +51,11 @@ pub(super) struct Response {
 impl Connections {
     /// Looks the server up; `roots` are the certificates (DER) that https is believed by.
     pub(super) async fn new(address: Address, roots: &[Vec<u8>]) -> Result<Connections, Failure> {
-        let found = lookup_host((address.host.as_str(), address.port)).await;
-        let addresses: Vec<SocketAddr> =
-            found.map_err(|error| Failure::Connect(format!("{}: {error}", address.host)))?.collect();
+        let mut addresses = Vec::new();
+        if address.socket.is_none() {
+            let found = lookup_host((address.host.as_str(), address.port)).await;
+            addresses.extend(found.map_err(|error| Failure::Connect(format!("{}: {error}", address.host)))?);
+        }
         let tls = if address.is_tls { Some(connector(&address.host, roots)?) } else { None };
         Ok(Connections { address, addresses, tls, idle: Mutex::default() })
     }
@@ -105,18 +109,29 @@ impl Connections {
 
     async fn connect(&self) -> Result<SendRequest<String>, Failure> {
         let failed = |error: &dyn std::error::Error| Failure::Connect(in_words(error));
-        let tcp = TcpStream::connect(&self.addresses[..]).await.map_err(|error| failed(&error))?;
-        tcp.set_nodelay(true).map_err(|error| failed(&error))?;
-        let io: Box<dyn Io> = match &self.tls {
-            None => Box::new(tcp),
-            Some((connector, name)) => {
-                Box::new(connector.connect(name.clone(), tcp).await.map_err(|error| failed(&error))?)
-            }
-        };
+        let io = self.open().await.map_err(|error| failed(&error))?;
         let (sender, connection) = handshake(TokioIo::new(io)).await.map_err(|error| failed(&error))?;
         // Ends when its sender is dropped, or with the server's end of it, which the request is told.
         tokio::spawn(connection);
         Ok(sender)
+    }
+
+    async fn open(&self) -> std::io::Result<Box<dyn Io>> {
+        if let Some(path) = &self.address.socket {
+            loop {
+                match UnixStream::connect(path).await {
+                    // More connect than the server has taken yet. Over TCP the system waits for that.
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => sleep(Duration::from_millis(1)).await,
+                    connected => return Ok(Box::new(connected?)),
+                }
+            }
+        }
+        let tcp = TcpStream::connect(&self.addresses[..]).await?;
+        tcp.set_nodelay(true)?;
+        Ok(match &self.tls {
+            None => Box::new(tcp),
+            Some((connector, name)) => Box::new(connector.connect(name.clone(), tcp).await?),
+        })
     }
 
     fn idle(&self) -> Option<SendRequest<String>> {

@@ -1,9 +1,9 @@
 //! The loops that send requests when it is their time, and collect what becomes of them.
 
-use super::client::ask;
+use super::client::{ask, ask_whole};
 use super::collected::{Collected, Finished};
 use super::connections::Connections;
-use super::schedule::Due;
+use super::schedule::{Due, Growth, Ramp};
 use super::{Failure, Load};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use std::fmt;
@@ -81,13 +81,22 @@ pub(super) struct Prepared {
 pub(super) struct Asked {
     pub(super) server: Arc<Connections>,
     pub(super) path: Arc<str>,
+    /// Whether answers come as they are made.
+    pub(super) is_streamed: bool,
     pub(super) timeout: Duration,
 }
 
 impl Asked {
     /// An answer, unless it takes too long.
     pub(super) async fn ask(&self, body: String) -> Result<super::client::Answer, Failure> {
-        timeout(self.timeout, ask(&self.server, &self.path, body)).await.unwrap_or(Err(Failure::Timeout))
+        let answer = async {
+            if self.is_streamed {
+                ask(&self.server, &self.path, body).await
+            } else {
+                ask_whole(&self.server, &self.path, body).await
+            }
+        };
+        timeout(self.timeout, answer).await.unwrap_or(Err(Failure::Timeout))
     }
 
     async fn finish(self, request: Prepared, due: Option<Instant>) -> Finished {
@@ -108,7 +117,13 @@ pub(super) async fn drive(
     observe: &mut dyn FnMut(&Collected, Duration),
 ) {
     let mut due = match level.load {
-        Load::Open { rate, arrivals, .. } => Some(Due::new(arrivals, rate, rng)),
+        Load::Open { rate, from, arrivals, .. } => {
+            let growth = match (level.stop.requests, level.stop.duration) {
+                (None, Some(duration)) => Growth::Seconds(duration.as_secs_f64()),
+                (requests, _) => Growth::Requests(requests.unwrap_or(1)),
+            };
+            Some(Due::new(arrivals, rate, from.map(|from| Ramp { from, growth }), rng))
+        }
         Load::Closed { .. } => None,
     };
     let mut next = prepare(0);

@@ -39,13 +39,15 @@ impl Lines {
     }
 }
 
-/// An event of completions or chat completions.
+/// An event of an answer.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Event {
-    /// Whether it has text of an answer or of a thought.
+    /// Whether it has text of an answer, of a thought or of a call.
     pub(super) has_text: bool,
     /// Whether a choice ends here.
     pub(super) is_finished: bool,
+    /// Whether the stream is over with it.
+    pub(super) is_last: bool,
     pub(super) usage: Option<Usage>,
 }
 
@@ -58,6 +60,17 @@ pub(super) struct Usage {
     pub(super) cached: Option<u64>,
 }
 
+impl Usage {
+    /// This one, and where it says nothing, the other.
+    pub(super) fn or(self, other: Usage) -> Usage {
+        Usage {
+            prompt: self.prompt.or(other.prompt),
+            completion: self.completion.or(other.completion),
+            cached: self.cached.or(other.cached),
+        }
+    }
+}
+
 /// Reads the data of an event; one that tells of an error is that error.
 pub(super) fn event(data: &str) -> Result<Event, Failure> {
     let json: Value =
@@ -65,6 +78,67 @@ pub(super) fn event(data: &str) -> Result<Event, Failure> {
     if json.get("error").is_some_and(|error| !error.is_null()) {
         return Err(Failure::Told(message_of(data)));
     }
+    match json["type"].as_str() {
+        None => Ok(chunk(&json)),
+        Some("error") => Err(Failure::Told(message_of(data))),
+        Some("response.failed") => Err(Failure::Told(message_of(&json["response"].to_string()))),
+        Some(kind) => Ok(named(kind, &json)),
+    }
+}
+
+/// An event of /v1/messages or /v1/responses, which have a name each.
+fn named(kind: &str, json: &Value) -> Event {
+    let is_text = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
+    let delta = &json["delta"];
+    let count = |usage: &Value, pointer: &str| usage.pointer(pointer).and_then(Value::as_u64);
+    // What was computed of a prompt, what was cached, and what was cached for later.
+    let anthropics = |usage: &Value| {
+        let cached = count(usage, "/cache_read_input_tokens");
+        let others = cached.unwrap_or(0) + count(usage, "/cache_creation_input_tokens").unwrap_or(0);
+        let prompt = count(usage, "/input_tokens").map(|computed| computed + others);
+        usage.is_object().then(|| Usage { prompt, completion: count(usage, "/output_tokens"), cached })
+    };
+    match kind {
+        "content_block_delta" => {
+            let has_text = ["text", "thinking", "partial_json"].iter().any(|name| is_text(&delta[*name]));
+            Event { has_text, ..Event::default() }
+        }
+        "message_start" => Event { usage: anthropics(&json["message"]["usage"]), ..Event::default() },
+        "message_delta" => {
+            let is_finished = delta["stop_reason"].is_string();
+            Event { is_finished, usage: anthropics(&json["usage"]), ..Event::default() }
+        }
+        "message_stop" => Event { is_finished: true, is_last: true, ..Event::default() },
+        "response.completed" | "response.incomplete" => {
+            let usage = &json["response"]["usage"];
+            let usage = usage.is_object().then(|| Usage {
+                prompt: count(usage, "/input_tokens"),
+                completion: count(usage, "/output_tokens"),
+                cached: count(usage, "/input_tokens_details/cached_tokens"),
+            });
+            Event { is_finished: true, is_last: true, usage, ..Event::default() }
+        }
+        // Of texts, thoughts, summaries of them, refusals and calls.
+        kind if kind.starts_with("response.") && kind.ends_with(".delta") => {
+            Event { has_text: is_text(delta), ..Event::default() }
+        }
+        _ => Event::default(),
+    }
+}
+
+/// An answer that comes whole, of embeddings: what it cost.
+pub(super) fn whole(text: &str) -> Result<Usage, Failure> {
+    let json: Value =
+        serde_json::from_str(text).map_err(|error| Failure::Broken(format!("the answer is not JSON: {error}")))?;
+    if json["data"].as_array().is_none_or(Vec::is_empty) {
+        return Err(Failure::Broken("the answer has no `data`".to_owned()));
+    }
+    let prompt = json.pointer("/usage/prompt_tokens").and_then(Value::as_u64);
+    Ok(Usage { prompt, completion: Some(0), cached: None })
+}
+
+/// An event of completions or chat completions.
+fn chunk(json: &Value) -> Event {
     let mut event = Event::default();
     for choice in json["choices"].as_array().into_iter().flatten() {
         let delta = &choice["delta"];
@@ -82,7 +156,7 @@ pub(super) fn event(data: &str) -> Result<Event, Failure> {
             cached: count("/prompt_tokens_details/cached_tokens"),
         });
     }
-    Ok(event)
+    event
 }
 
 #[cfg(test)]
@@ -120,7 +194,7 @@ mod tests {
     }
 
     fn check(data: &str, has_text: bool, is_finished: bool) {
-        assert_eq!(event(data).unwrap(), Event { has_text, is_finished, usage: None }, "{data}");
+        assert_eq!(event(data).unwrap(), Event { has_text, is_finished, is_last: false, usage: None }, "{data}");
     }
 
     #[test]
@@ -139,6 +213,60 @@ mod tests {
         let data = r#"{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":4}}}"#;
         let usage = Usage { prompt: Some(9), completion: Some(3), cached: Some(4) };
         assert_eq!(event(data).unwrap().usage, Some(usage));
+    }
+
+    #[test]
+    fn events_of_messages_have_text_usage_and_an_end() {
+        let delta = |delta: &str| format!(r#"{{"type":"content_block_delta","index":0,"delta":{delta}}}"#);
+        check(&delta(r#"{"type":"text_delta","text":"a"}"#), true, false);
+        check(&delta(r#"{"type":"thinking_delta","thinking":"hm"}"#), true, false);
+        check(&delta(r#"{"type":"input_json_delta","partial_json":"{"}"#), true, false);
+        check(&delta(r#"{"type":"signature_delta","signature":"x"}"#), false, false);
+        for quiet in [r#"{"type":"ping"}"#, r#"{"type":"content_block_start","content_block":{"text":""}}"#] {
+            check(quiet, false, false);
+        }
+        let start = r#"{"type":"message_start","message":{"usage":{"input_tokens":5,"cache_read_input_tokens":4,"output_tokens":1}}}"#;
+        let begun = event(start).unwrap().usage.unwrap();
+        assert_eq!(begun, Usage { prompt: Some(9), completion: Some(1), cached: Some(4) });
+        // Anthropic's own says no more than this at the end.
+        let end = r#"{"type":"message_delta","delta":{"stop_reason":"max_tokens"},"usage":{"output_tokens":7}}"#;
+        let end = event(end).unwrap();
+        assert!(end.is_finished && !end.is_last);
+        assert_eq!(end.usage.unwrap().or(begun), Usage { prompt: Some(9), completion: Some(7), cached: Some(4) });
+        assert!(event(r#"{"type":"message_stop"}"#).unwrap().is_last);
+        let failed = r#"{"type":"error","error":{"type":"overloaded_error","message":"busy"}}"#;
+        assert_eq!(event(failed), Err(Failure::Told("busy".to_owned())));
+    }
+
+    #[test]
+    fn events_of_responses_have_text_usage_and_an_end() {
+        for kind in ["output_text", "reasoning_text", "reasoning_summary_text", "function_call_arguments"] {
+            check(&format!(r#"{{"type":"response.{kind}.delta","delta":"a"}}"#), true, false);
+        }
+        check(r#"{"type":"response.output_text.done","text":"a"}"#, false, false);
+        check(r#"{"type":"response.created","response":{"error":null}}"#, false, false);
+        for kind in ["completed", "incomplete"] {
+            let data = format!(
+                r#"{{"type":"response.{kind}","response":{{"usage":{{"input_tokens":9,"output_tokens":3,"input_tokens_details":{{"cached_tokens":4}}}}}}}}"#
+            );
+            let usage = Some(Usage { prompt: Some(9), completion: Some(3), cached: Some(4) });
+            assert_eq!(event(&data).unwrap(), Event { has_text: false, is_finished: true, is_last: true, usage });
+        }
+        for failed in [
+            r#"{"type":"response.failed","response":{"error":{"code":"server_error","message":"no memory"}}}"#,
+            r#"{"type":"error","code":"x","message":"no memory"}"#,
+        ] {
+            assert_eq!(event(failed), Err(Failure::Told("no memory".to_owned())));
+        }
+    }
+
+    #[test]
+    fn embeddings_are_an_answer_if_there_are_any() {
+        let text = r#"{"data":[{"embedding":[0.5]}],"usage":{"prompt_tokens":6,"total_tokens":6}}"#;
+        assert_eq!(whole(text).unwrap(), Usage { prompt: Some(6), completion: Some(0), cached: None });
+        for nothing in [r#"{"data":[]}"#, "{}", "nonsense"] {
+            assert!(matches!(whole(nothing), Err(Failure::Broken(_))), "{nothing}");
+        }
     }
 
     #[test]

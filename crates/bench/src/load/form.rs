@@ -2,14 +2,23 @@
 
 use serde_json::{Map, Value, json};
 
-/// Which of OpenAI's endpoints is asked.
+/// Which endpoint is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Endpoint {
     /// `/v1/completions`.
     Completions,
     /// `/v1/chat/completions`.
     Chat,
+    /// `/v1/messages`, Anthropic's.
+    Messages,
+    /// `/v1/responses`.
+    Responses,
+    /// `/v1/embeddings`, whose answers come whole and have no tokens.
+    Embeddings,
 }
+
+/// What the limit of an answer's tokens is called somewhere.
+pub(super) const LIMITS: [&str; 3] = ["max_tokens", "max_completion_tokens", "max_output_tokens"];
 
 impl Endpoint {
     /// Its path behind the version.
@@ -17,17 +26,52 @@ impl Endpoint {
         match self {
             Endpoint::Completions => "completions",
             Endpoint::Chat => "chat/completions",
+            Endpoint::Messages => "messages",
+            Endpoint::Responses => "responses",
+            Endpoint::Embeddings => "embeddings",
+        }
+    }
+
+    /// What is to be answered is called so.
+    pub(super) fn field(self) -> &'static str {
+        match self {
+            Endpoint::Completions => "prompt",
+            Endpoint::Chat | Endpoint::Messages => "messages",
+            Endpoint::Responses | Endpoint::Embeddings => "input",
         }
     }
 
     /// The fields that say what is to be answered.
     pub(super) fn prompt(self, text: &str) -> Map<String, Value> {
-        let (name, value) = match self {
-            Endpoint::Completions => ("prompt", text.into()),
-            Endpoint::Chat => ("messages", json!([{ "role": "user", "content": text }])),
-        };
+        let value = if self.field() == "messages" { messages(text) } else { text.into() };
+        Map::from_iter([(self.field().to_owned(), value)])
+    }
+
+    /// The fields by which vLLM's tokenizer is asked for the tokens of a prompt.
+    pub(super) fn tokenized(self, text: &str) -> Map<String, Value> {
+        let (name, value) = if self.is_text() { ("prompt", text.into()) } else { ("messages", messages(text)) };
         Map::from_iter([(name.to_owned(), value)])
     }
+
+    /// Whether the model reads the text as it is, and no conversation.
+    pub(super) fn is_text(self) -> bool {
+        matches!(self, Endpoint::Completions | Endpoint::Embeddings)
+    }
+
+    /// Whether there is an answer, which comes as it is made.
+    pub fn has_answer(self) -> bool {
+        self != Endpoint::Embeddings
+    }
+
+    /// The fewest tokens that every server lets an answer have: OpenAI's responses have 16 at least.
+    pub(super) fn fewest_tokens(self) -> u64 {
+        if self == Endpoint::Responses { 16 } else { 1 }
+    }
+}
+
+/// A conversation that begins.
+fn messages(text: &str) -> Value {
+    json!([{ "role": "user", "content": text }])
 }
 
 /// What all requests say.
@@ -58,8 +102,9 @@ impl Form {
             temperature: Some(0.0),
             ignore_eos: false,
             extra: Map::new(),
-            max_tokens: "max_tokens",
-            asks_for_usage: true,
+            max_tokens: if endpoint == Endpoint::Responses { "max_output_tokens" } else { "max_tokens" },
+            // The others count without being asked.
+            asks_for_usage: matches!(endpoint, Endpoint::Completions | Endpoint::Chat),
         }
     }
 
@@ -69,25 +114,27 @@ impl Form {
         let mut body = Map::new();
         let mut set = |name: &str, value: Value| body.insert(name.to_owned(), value);
         set("model", self.model.as_str().into());
-        set("stream", true.into());
-        if self.asks_for_usage {
-            set("stream_options", json!({ "include_usage": true }));
-        }
-        set(self.max_tokens, max_tokens.into());
-        if let Some(temperature) = self.temperature {
-            set("temperature", temperature.into());
-        }
-        if self.ignore_eos {
-            set("ignore_eos", true.into());
+        if self.endpoint.has_answer() {
+            set("stream", true.into());
+            if self.asks_for_usage {
+                set("stream_options", json!({ "include_usage": true }));
+            }
+            set(self.max_tokens, max_tokens.into());
+            if let Some(temperature) = self.temperature {
+                set("temperature", temperature.into());
+            }
+            if self.ignore_eos {
+                set("ignore_eos", true.into());
+            }
         }
         for (name, value) in prompt.into_iter().chain(self.extra.clone()) {
-            // One of the two names is one too many.
-            if ["max_tokens", "max_completion_tokens"].contains(&name.as_str()) {
+            // One of the names is one too many.
+            if LIMITS.contains(&name.as_str()) {
                 body.remove(self.max_tokens);
             }
             body.insert(name, value);
         }
-        let limit = ["max_tokens", "max_completion_tokens"].iter().find_map(|name| body.get(*name)?.as_u64());
+        let limit = LIMITS.iter().find_map(|name| body.get(*name)?.as_u64());
         (Value::Object(body).to_string(), limit)
     }
 
@@ -135,6 +182,29 @@ mod tests {
         let (body, _) = sent(&form, Endpoint::Chat.prompt("hi"));
         assert_eq!((&body["ignore_eos"], &body["temperature"]), (&true.into(), &1.into()));
         assert_eq!(body["messages"], json!([{ "role": "user", "content": "hi" }]));
+    }
+
+    #[test]
+    fn every_endpoint_has_its_own_words() {
+        let of = |endpoint: Endpoint| sent(&Form::new("m".to_owned(), endpoint), endpoint.prompt("hi"));
+        let messages = json!([{ "role": "user", "content": "hi" }]);
+        for (endpoint, expected, limit) in [
+            (
+                Endpoint::Messages,
+                json!({ "model": "m", "stream": true, "max_tokens": 7, "temperature": 0.0, "messages": messages }),
+                Some(7),
+            ),
+            (
+                Endpoint::Responses,
+                json!({ "model": "m", "stream": true, "max_output_tokens": 7, "temperature": 0.0, "input": "hi" }),
+                Some(7),
+            ),
+            (Endpoint::Embeddings, json!({ "model": "m", "input": "hi" }), None),
+        ] {
+            assert_eq!(of(endpoint), (expected, limit));
+        }
+        assert_eq!(Value::Object(Endpoint::Responses.tokenized("hi")), json!({ "messages": messages }));
+        assert_eq!(Value::Object(Endpoint::Embeddings.tokenized("hi")), json!({ "prompt": "hi" }));
     }
 
     #[test]

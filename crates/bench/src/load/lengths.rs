@@ -66,7 +66,7 @@ fn rounded(tokens: f64) -> u32 {
 }
 
 /// Box and Muller's transform of two uniform numbers.
-fn standard_normal(rng: &mut Xoshiro256PlusPlus) -> f64 {
+pub(super) fn standard_normal(rng: &mut Xoshiro256PlusPlus) -> f64 {
     // 1 - u is never 0.
     let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
     radius * (TAU * rng.random::<f64>()).cos()

@@ -7,7 +7,7 @@ use crate::{Error, load::latency::QUANTILES};
 use serde_json::Value;
 
 /// Titles of the table's columns, and where a row has what stands there.
-const COLUMNS: [(&str, &str); 19] = [
+const COLUMNS: [(&str, &str); 20] = [
     ("LOAD", "/case"),
     ("REQUESTS", "/requests"),
     ("ERRORS", "/errors"),
@@ -18,6 +18,7 @@ const COLUMNS: [(&str, &str); 19] = [
     ("REQ/S", "/req_s"),
     ("GOODPUT", "/goodput_req_s"),
     ("TOK/S", "/tok_s"),
+    ("PROMPT TOK/S", "/prompt_tok_s"),
     ("TTFT P50", "/ttft_ms/p50"),
     ("P99", "/ttft_ms/p99"),
     ("ITL P50", "/itl_ms/p50"),
@@ -31,9 +32,13 @@ const COLUMNS: [(&str, &str); 19] = [
 
 /// The titles and the cells of a table; columns that say nothing are left out.
 pub fn table(rows: &[Value]) -> (Vec<&'static str>, Vec<Vec<String>>) {
+    let has_answers = |row: &Value| row["params"]["endpoint"] != "embeddings";
     let says = |pointer: &str| {
         rows.iter().any(|row| match pointer {
             "/cut_off" => row["cut_off"] != 0,
+            // Of answers these are nothing new, and embeddings have nothing else.
+            "/prompt_tok_s" => !has_answers(row) && !row["prompt_tok_s"].is_null(),
+            "/tok_s" | "/completion_tokens_mean" => has_answers(row),
             // In a closed loop a request is never late.
             "/lateness_ms/p99" => row["params"]["loop"] == "open",
             _ => row.pointer(pointer).is_some_and(|value| !value.is_null()),
@@ -196,6 +201,18 @@ mod tests {
         assert!(!titles.contains(&"CUT OFF"), "{titles:?}");
         assert_eq!((cells.len(), cells[1].len(), cells[1][0].as_str()), (2, titles.len(), "concurrency 8"));
         assert!(cells[0].contains(&"12.50".to_owned()), "{cells:?}");
+    }
+
+    #[test]
+    fn embeddings_have_tokens_of_prompts_and_no_others() {
+        let mut row = row("concurrency 1");
+        row["params"]["endpoint"] = "embeddings".into();
+        row["prompt_tok_s"] = 5.into();
+        let (titles, _) = table(&[row]);
+        assert!(
+            titles.contains(&"PROMPT TOK/S") && !titles.contains(&"TOK/S") && !titles.contains(&"OUTPUT"),
+            "{titles:?}"
+        );
     }
 
     #[test]

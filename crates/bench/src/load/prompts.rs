@@ -49,8 +49,8 @@ pub enum FileError {
 }
 
 impl File {
-    /// A prompt on each line that is not blank. Where the first begins with `{`, all are JSON objects with `prompt` or, for chat,
-    /// `messages`; their other fields go into the request, before those that all requests have.
+    /// A prompt on each line that is not blank. Where the first begins with `{`, all are JSON objects with `prompt` or the endpoint's own
+    /// name of it, `messages` or `input`; their other fields go into the request, before those that all requests have.
     ///
     /// # Errors
     /// At the first line that is none.
@@ -76,28 +76,47 @@ impl File {
     }
 }
 
+/// What a prompt is called at one endpoint or another.
+const NAMES: [&str; 3] = ["prompt", "messages", "input"];
+
+/// Whether a prompt of this name has its type.
+fn check(name: &str, prompt: &Value) -> Result<(), String> {
+    match name {
+        "messages" if !prompt.is_array() => Err("`messages` is no array".to_owned()),
+        "prompt" | "input" if !(prompt.is_string() || prompt.is_array()) => {
+            Err(format!("`{name}` is neither a text nor an array of texts or tokens"))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn object(line: &str, endpoint: Endpoint) -> Result<Map<String, Value>, String> {
     let mut object: Map<String, Value> =
         serde_json::from_str(line).map_err(|error| format!("it is no JSON object: {error}"))?;
-    match (endpoint, object.contains_key("prompt"), object.contains_key("messages")) {
-        (_, true, true) => return Err("it has `prompt` and `messages`".to_owned()),
-        (_, false, false) => return Err("it has no `prompt` and no `messages`".to_owned()),
-        (Endpoint::Completions, false, true) => return Err("`messages` are for chat (--endpoint chat)".to_owned()),
-        (Endpoint::Completions, true, false) if !(object["prompt"].is_string() || object["prompt"].is_array()) => {
-            return Err("`prompt` is neither a text nor an array of tokens".to_owned());
+    let own = endpoint.field();
+    let there: Vec<&str> = NAMES.into_iter().filter(|name| object.contains_key(*name)).collect();
+    match there[..] {
+        [] => {
+            let other = if own == "prompt" { "messages" } else { own };
+            return Err(format!("it has no `prompt` and no `{other}`"));
         }
-        (Endpoint::Chat, false, true) if !object["messages"].is_array() => {
-            return Err("`messages` is no array".to_owned());
-        }
-        (Endpoint::Chat, true, false) => {
+        [one, other, ..] => return Err(format!("it has `{one}` and `{other}`")),
+        [name] if name == own => check(own, &object[own])?,
+        ["prompt"] => {
             let prompt = object.remove("prompt").unwrap_or_default();
-            let text = prompt.as_str().ok_or("`prompt` is no text, and chat takes no tokens")?;
-            object.extend(endpoint.prompt(text));
+            if own == "input" {
+                check("prompt", &prompt)?;
+                object.insert(own.to_owned(), prompt);
+            } else {
+                let text = prompt.as_str().ok_or("`prompt` is no text, and conversations take no tokens")?;
+                object.extend(endpoint.prompt(text));
+            }
         }
-        _ => {}
+        ["messages"] => return Err("`messages` are for --endpoint chat and messages".to_owned()),
+        _ => return Err("`input` is for --endpoint responses and embeddings".to_owned()),
     }
     if object.contains_key("stream") {
-        return Err("`stream` is what is measured and always true".to_owned());
+        return Err("`stream` is the benchmark's to say".to_owned());
     }
     Ok(object)
 }
@@ -181,6 +200,10 @@ mod tests {
         let chat = File::parse(chat, Endpoint::Chat).unwrap();
         let message = json!([{ "role": "user", "content": "x" }]);
         assert_eq!(Value::Object(chat.prompt(1)), json!({ "max_tokens": 2, "messages": message }));
+        let inputs = "{\"input\": [1, 2], \"dimensions\": 5}\n{\"prompt\": \"x\"}";
+        let inputs = File::parse(inputs, Endpoint::Embeddings).unwrap();
+        assert_eq!(Value::Object(inputs.prompt(0)), json!({ "input": [1, 2], "dimensions": 5 }));
+        assert_eq!(Value::Object(inputs.prompt(1)), json!({ "input": "x" }));
     }
 
     #[test]
@@ -189,7 +212,11 @@ mod tests {
         assert!(refused(" \n\n", Endpoint::Chat).contains("no prompt"));
         for (line, endpoint, words) in [
             ("nonsense", Endpoint::Chat, "no JSON object"),
-            ("{}", Endpoint::Chat, "no `prompt`"),
+            ("{}", Endpoint::Chat, "no `prompt` and no `messages`"),
+            ("{}", Endpoint::Responses, "no `prompt` and no `input`"),
+            ("{\"input\": \"x\"}", Endpoint::Chat, "--endpoint responses and embeddings"),
+            ("{\"input\": 5}", Endpoint::Embeddings, "neither a text nor an array"),
+            ("{\"messages\": []}", Endpoint::Responses, "--endpoint chat and messages"),
             ("{\"prompt\": \"x\", \"messages\": []}", Endpoint::Chat, "and `messages`"),
             ("{\"messages\": []}", Endpoint::Completions, "--endpoint chat"),
             ("{\"messages\": 5}", Endpoint::Chat, "no array"),

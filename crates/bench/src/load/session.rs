@@ -4,9 +4,9 @@ use super::address::Address;
 use super::collected::Collected;
 use super::connections::Connections;
 use super::driver::{Asked, Level, Prepared, Progress, drive};
-use super::form::Form;
+use super::form::{Form, LIMITS};
 use super::prompts::{Fit, Source, sample, words};
-use super::{Endpoint, Failure, Length, Limits, Load};
+use super::{Arrivals, Endpoint, Failure, Length, Limits, Load};
 use crate::{Machine, counted};
 use hyper::Method;
 use rand::{Rng, SeedableRng};
@@ -74,14 +74,14 @@ impl Session {
         form.temperature = Some(plan.temperature);
         form.ignore_eos = plan.ignore_eos;
         form.extra.clone_from(&plan.extra);
-        let asked = Asked { server, path, timeout: plan.timeout };
+        let asked = Asked { server, path, is_streamed: plan.endpoint.has_answer(), timeout: plan.timeout };
         let mut session = Session { plan, form, asked, fit: Fit::WORD, prefix: String::new(), notes: Vec::new() };
         let mut first = match &session.plan.source {
             Source::Words { .. } => session.plan.endpoint.prompt(&sample(FEW_WORDS).0),
             Source::File(file) => file.prompt(0),
         };
         // A token is enough.
-        ["max_tokens", "max_completion_tokens"].iter().for_each(|name| drop(first.remove(*name)));
+        LIMITS.iter().for_each(|name| drop(first.remove(*name)));
         let prompt_tokens = session.first_request(first).await?;
         if let Source::Words { shared_prefix, .. } = session.plan.source {
             session.count_words(prompt_tokens.is_some()).await;
@@ -112,7 +112,7 @@ impl Session {
     /// Sends a request until the server takes it, without what it refuses by name; tokens of the prompt, if it counts them.
     async fn first_request(&mut self, prompt: Map<String, Value>) -> Result<Option<u64>, Failure> {
         loop {
-            let (body, _) = self.form.body(prompt.clone(), 1);
+            let (body, _) = self.form.body(prompt.clone(), self.plan.endpoint.fewest_tokens());
             let failure = match self.asked.ask(body).await {
                 Ok(answer) => return Ok(answer.usage.prompt),
                 Err(failure) => failure,
@@ -149,7 +149,8 @@ impl Session {
 
     /// Tokens of a prompt as its answer tells them.
     async fn used_for(&self, text: &str) -> Option<u64> {
-        let (body, _) = self.form.body(self.plan.endpoint.prompt(text), 1);
+        let endpoint = self.plan.endpoint;
+        let (body, _) = self.form.body(endpoint.prompt(text), endpoint.fewest_tokens());
         self.asked.ask(body).await.ok()?.usage.prompt
     }
 
@@ -157,10 +158,10 @@ impl Session {
     async fn tokenize(&self, text: &str) -> Option<u64> {
         let server = &self.asked.server;
         let path = server.address.beside("tokenize");
-        let mut body = self.plan.endpoint.prompt(text);
+        let mut body = self.plan.endpoint.tokenized(text);
         body.insert("model".to_owned(), self.form.model.as_str().into());
         let mut bodies = vec![Value::Object(body)];
-        if self.plan.endpoint == Endpoint::Completions {
+        if self.plan.endpoint.is_text() {
             bodies.push(json!({ "content": text, "add_special": true }));
         }
         for body in bodies {
@@ -240,15 +241,21 @@ impl Session {
     /// The level as one JSON object: what was asked, and the figures.
     pub fn row(&self, level: &Level, collected: &Collected, commit: &str) -> Value {
         let plan = &self.plan;
-        let (concurrency, rate, arrivals) = match level.load {
-            Load::Closed { concurrency } => (Some(concurrency), None, None),
-            Load::Open { rate, arrivals, max_concurrency } => (max_concurrency, Some(rate), Some(arrivals.name())),
+        let (concurrency, rate, from, arrivals) = match level.load {
+            Load::Closed { concurrency } => (Some(concurrency), None, None, None),
+            Load::Open { rate, from, arrivals, max_concurrency } => (max_concurrency, Some(rate), from, Some(arrivals)),
         };
+        let burstiness = match arrivals {
+            Some(Arrivals::Poisson) => Some(1.0),
+            Some(Arrivals::Gamma(shape)) => Some(shape),
+            _ => None,
+        };
+        let of_answers = |value: Value| if plan.endpoint.has_answer() { value } else { Value::Null };
         let (prompt_tokens, shared_prefix, prompts) = match &plan.source {
             Source::Words { length, shared_prefix } => (Some(length.to_string()), Some(*shared_prefix), None),
             Source::File(file) => (None, None, Some(file.len())),
         };
-        let params: [(&str, Value); 19] = [
+        let params: [(&str, Value); 21] = [
             ("url", self.asked.server.address.base().into()),
             ("model", self.form.model.as_str().into()),
             ("endpoint", plan.endpoint.path().into()),
@@ -256,16 +263,18 @@ impl Session {
             ("concurrency", concurrency.into()),
             // JSON has no infinity.
             ("rate", rate.map(|rate| if rate.is_finite() { rate.into() } else { Value::from("inf") }).into()),
-            ("arrivals", arrivals.into()),
+            ("ramp_from", from.into()),
+            ("arrivals", arrivals.map(Arrivals::name).into()),
+            ("burstiness", burstiness.into()),
             ("requests", level.stop.requests.into()),
             ("duration_s", level.stop.duration.map(|duration| duration.as_secs_f64()).into()),
             ("warmup", level.warmup.into()),
             ("prompt_tokens", prompt_tokens.into()),
             ("shared_prefix", shared_prefix.into()),
             ("prompts", prompts.into()),
-            ("output_tokens", plan.output.to_string().into()),
-            ("temperature", self.form.temperature.into()),
-            ("ignore_eos", self.form.ignore_eos.into()),
+            ("output_tokens", of_answers(plan.output.to_string().into())),
+            ("temperature", of_answers(self.form.temperature.into())),
+            ("ignore_eos", of_answers(self.form.ignore_eos.into())),
             ("seed", plan.seed.into()),
             ("extra", plan.extra.clone().into()),
             ("limits", plan.limits.to_json()),

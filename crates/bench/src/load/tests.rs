@@ -4,7 +4,9 @@ use super::*;
 use crate::load::connections::Connections;
 use serde_json::{Map, Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -34,24 +36,40 @@ impl Stub {
     fn start(answer: impl Fn(&Request) -> String + Send + Sync + 'static) -> Stub {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/v1", listener.local_addr().unwrap());
+        Stub::accepting(url, move || listener.accept().unwrap().0, answer)
+    }
+
+    /// The same on a Unix socket.
+    fn at_socket(path: &Path, answer: impl Fn(&Request) -> String + Send + Sync + 'static) -> Stub {
+        let listener = UnixListener::bind(path).unwrap();
+        Stub::accepting(format!("unix:{}", path.display()), move || listener.accept().unwrap().0, answer)
+    }
+
+    fn accepting<S: Send + 'static>(
+        url: String,
+        accept: impl Fn() -> S + Send + 'static,
+        answer: impl Fn(&Request) -> String + Send + Sync + 'static,
+    ) -> Stub
+    where
+        for<'a> &'a S: Read + Write,
+    {
         let requests = Arc::new(Mutex::new(Vec::new()));
         let connections = Arc::new(AtomicUsize::new(0));
         let (seen, accepted, answer) = (Arc::clone(&requests), Arc::clone(&connections), Arc::new(answer));
         std::thread::spawn(move || {
-            for stream in listener.incoming() {
+            loop {
+                let stream = accept();
                 accepted.fetch_add(1, Ordering::SeqCst);
-                let (stream, seen, answer) = (stream.unwrap(), Arc::clone(&seen), Arc::clone(&answer));
+                let (seen, answer) = (Arc::clone(&seen), Arc::clone(&answer));
                 std::thread::spawn(move || {
-                    let mut reader = BufReader::new(stream.try_clone().unwrap());
+                    let (mut reader, mut writer) = (BufReader::new(&stream), &stream);
                     while let Some(request) = read(&mut reader) {
                         seen.lock().unwrap().push(request.clone());
                         let text = answer(&request);
-                        let mut stream: &TcpStream = &stream;
-                        if stream.write_all(text.as_bytes()).is_err() || text.contains("Connection: close") {
+                        if writer.write_all(text.as_bytes()).is_err() || text.contains("Connection: close") {
                             break;
                         }
                     }
-                    let _ = stream.shutdown(std::net::Shutdown::Both);
                 });
             }
         });
@@ -60,11 +78,7 @@ impl Stub {
 
     /// One with a model `m` and no tokenizer, which answers with `stream`.
     fn with_streams(stream: impl Fn(&Request) -> String + Send + Sync + 'static) -> Stub {
-        Stub::start(move |request| match request.what.as_str() {
-            "GET /v1/models" => respond(200, "", "application/json", r#"{"data":[{"id":"m"},{"id":"other"}]}"#),
-            "POST /tokenize" => respond(404, "", "text/plain", "not here"),
-            _ => stream(request),
-        })
+        Stub::start(with_model(stream))
     }
 
     fn address(&self) -> Address {
@@ -74,11 +88,21 @@ impl Stub {
     /// Bodies of the requests for answers so far.
     fn bodies(&self) -> Vec<Value> {
         let requests = self.requests.lock().unwrap();
-        requests.iter().filter(|request| request.what.ends_with("completions")).map(|r| r.body.clone()).collect()
+        let is_asked = |request: &&Request| request.what.starts_with("POST /v1/");
+        requests.iter().filter(is_asked).map(|request| request.body.clone()).collect()
     }
 }
 
-fn read(reader: &mut BufReader<TcpStream>) -> Option<Request> {
+/// What a server with a model `m` and no tokenizer says, which answers with `stream`.
+fn with_model(stream: impl Fn(&Request) -> String + Send + Sync + 'static) -> impl Fn(&Request) -> String {
+    move |request| match request.what.as_str() {
+        "GET /v1/models" => respond(200, "", "application/json", r#"{"data":[{"id":"m"},{"id":"other"}]}"#),
+        "POST /tokenize" => respond(404, "", "text/plain", "not here"),
+        _ => stream(request),
+    }
+}
+
+fn read(reader: &mut impl BufRead) -> Option<Request> {
     let mut line = || {
         let mut line = String::new();
         reader.read_line(&mut line).ok().filter(|len| *len > 0).map(|_| line.trim_end().to_owned())
@@ -274,6 +298,23 @@ fn nobody_there_is_said_at_once() {
 }
 
 #[test]
+fn a_socket_is_measured_as_an_address_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
+    let stub = Stub::at_socket(&path, with_model(streamed));
+    let (row, _) = measure(&stub, plan(), &closed(2, 6));
+    assert_eq!((&row["requests"], &row["errors"]), (&6.into(), &0.into()), "{row}");
+    assert_eq!(row["params"]["url"], format!("unix:{}", path.display()));
+    let requests = stub.requests.lock().unwrap();
+    assert!(requests.iter().all(|request| request.headers.contains(&"host: localhost".to_owned())), "{requests:?}");
+
+    let address = Address::new(&format!("unix:{}", folder.path().join("none").display()), None).unwrap();
+    let plan = Plan { model: Some("m".into()), ..plan() };
+    let Err(Failure::Connect(words)) = block_on(Session::open(address, &[], plan)) else { panic!() };
+    assert!(words.contains("No such file"), "{words}");
+}
+
+#[test]
 fn what_the_server_refuses_by_name_is_left_out_and_said() {
     let stub = Stub::with_streams(|request| {
         let refused = |name: &str| {
@@ -349,6 +390,67 @@ fn chat_sends_messages_and_reads_deltas() {
 }
 
 #[test]
+fn messages_and_responses_are_streams_with_named_events() {
+    let named = |events: &[Value]| {
+        let text: String =
+            events.iter().map(|json| format!("event: {}\n{}", json["type"].as_str().unwrap(), event(json))).collect();
+        respond(200, "", "text/event-stream", &text)
+    };
+    let delta = |text: &str| json!({ "type": "content_block_delta", "delta": { "type": "text_delta", "text": text } });
+    let messages = named(&[
+        json!({ "type": "message_start", "message": { "usage": { "input_tokens": 9, "output_tokens": 0 } } }),
+        delta("a"),
+        delta("b"),
+        json!({ "type": "message_delta", "delta": { "stop_reason": "max_tokens" }, "usage": { "output_tokens": 3 } }),
+        json!({ "type": "message_stop" }),
+    ]);
+    let delta = |text: &str| json!({ "type": "response.output_text.delta", "delta": text });
+    let usage = json!({ "input_tokens": 9, "output_tokens": 3 });
+    let responses = named(&[
+        json!({ "type": "response.created", "response": { "usage": null } }),
+        delta("a"),
+        delta("b"),
+        json!({ "type": "response.completed", "response": { "usage": usage } }),
+    ]);
+    for (endpoint, answer) in [(Endpoint::Messages, messages), (Endpoint::Responses, responses)] {
+        let stub = Stub::with_streams(move |_| answer.clone());
+        let (row, notes) = measure(&stub, Plan { endpoint, ..plan() }, &closed(1, 2));
+        assert_eq!((&row["requests"], &row["errors"]), (&2.into(), &0.into()), "{row} {notes:?}");
+        assert_eq!((&row["completion_tokens"], &row["prompt_tokens"]), (&6.into(), &18.into()), "{row}");
+        assert!(row["ttft_ms"]["p50"].is_number() && row["itl_ms"]["p50"].is_number(), "{row}");
+        // Those of requests that fail are not kept, here the two for a tokenizer; of the other six requests all are.
+        assert!(stub.connections.load(Ordering::SeqCst) < 6, "{:?}", stub.connections);
+    }
+}
+
+#[test]
+fn embeddings_come_whole_and_have_no_tokens() {
+    let stub = Stub::with_streams(|request| {
+        let words = request.body["input"].as_str().unwrap().split(' ').count();
+        let body =
+            json!({ "data": [{ "embedding": [0.5] }], "usage": { "prompt_tokens": words + 2, "total_tokens": 0 } });
+        respond(200, "", "application/json", &body.to_string())
+    });
+    let (row, notes) = measure(&stub, Plan { endpoint: Endpoint::Embeddings, ..plan() }, &closed(2, 5));
+    assert_eq!(
+        (&row["requests"], &row["errors"], &row["completion_tokens"]),
+        (&5.into(), &0.into(), &0.into()),
+        "{row}"
+    );
+    assert_eq!(
+        (&row["prompt_tokens_mean"], &row["params"]["output_tokens"]),
+        (&16.0.into(), &Value::Null),
+        "{notes:?}"
+    );
+    assert!(
+        row["e2e_ms"]["p50"].is_number() && row["ttft_ms"]["p50"].is_null() && row["prompt_tok_s"].is_number(),
+        "{row}"
+    );
+    assert!(stub.bodies().iter().all(|body| body.get("stream").is_none() && body.get("max_tokens").is_none()));
+    assert_eq!(notes.len(), 1, "{notes:?}");
+}
+
+#[test]
 fn as_many_requests_are_under_way_as_was_said() {
     const CONCURRENCY: usize = 3;
     let gate = Arc::new((Mutex::new((0, 0)), Condvar::new()));
@@ -380,7 +482,7 @@ fn in_an_open_loop_time_runs_from_when_a_request_was_due() {
         }
         streamed(request)
     });
-    let load = Load::Open { rate: f64::INFINITY, arrivals: Arrivals::Poisson, max_concurrency: Some(1) };
+    let load = Load::Open { rate: f64::INFINITY, from: None, arrivals: Arrivals::Poisson, max_concurrency: Some(1) };
     let level = Level { load, ..closed(1, 3) };
     let (row, _) = measure(&stub, Plan { limits: "e2e=60s".parse().unwrap(), ..plan() }, &level);
     let most = |name: &str| row[name]["max"].as_f64().unwrap();
@@ -399,7 +501,7 @@ fn a_level_ends_by_the_clock_when_those_under_way_have_ended() {
     let (row, _) = measure(&stub, plan(), &Level { stop, ..closed(2, 0) });
     assert_eq!((&row["cut_off"], &row["errors"]), (&0.into(), &0.into()), "{row}");
     assert!(row["requests"].as_u64() >= Some(2), "{row}");
-    let load = Load::Open { rate: 100.0, arrivals: Arrivals::Uniform, max_concurrency: None };
+    let load = Load::Open { rate: 100.0, from: None, arrivals: Arrivals::Uniform, max_concurrency: None };
     let (row, _) = measure(&stub, plan(), &Level { load, stop, warmup: 0 });
     assert_eq!(row["requests"], 5, "those due at 0, 10, 20, 30 and 40 ms, however late they are: {row}");
 }

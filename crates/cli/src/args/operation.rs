@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 use taper_server::limits::MAX_HELD_BYTES;
-use taper_server::{AllowedHosts, ApiKeys, CorsOrigins, Rate, ServerConfig, Timeouts, Tls};
+use taper_server::{AllowedHosts, ApiKeys, CorsOrigins, Rate, SamplingDefaults, ServerConfig, Timeouts, Tls};
 
 /// The most that `--max-header-size` may say: more than any client sends, and little enough for every connection at once.
 const MAX_HEADER_SIZE: usize = 256 << 10;
@@ -172,6 +172,8 @@ impl OperationArgs {
             allowed_hosts: AllowedHosts::parse(&self.allowed_host).context("--allowed-host")?.with_own(host),
             cors: CorsOrigins::parse(&self.cors_origin).context("--cors-origin")?,
             require_model: self.require_model,
+            // Not about operation: `ServeArgs` has it.
+            sampling: SamplingDefaults::NONE,
             rate_limit: self.rate_limit,
             tls,
             on_request: None,

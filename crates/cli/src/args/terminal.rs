@@ -20,8 +20,10 @@ pub(crate) enum ColorChoice {
 /// A server that answers instead of a model that is loaded.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct RemoteArgs {
-    /// Talk to a server with OpenAI's interface, such as `http://localhost:8080` or `https://api.example.com/v1`, instead of loading a
-    /// model. Parameters that are not given are the server's to choose.
+    /// Talk to a server with OpenAI's interface, such as `http://localhost:8080`, `https://api.example.com/v1` or `unix:PATH`, the
+    /// socket of `taper serve --unix-socket`, instead of loading a model. Parameters that are not given are those of `taper serve` or
+    /// of its model's file, and what these leave open is as without a server; others' servers are asked for the temperature and top_p
+    /// that a model here would have.
     #[arg(long, value_name = "URL")]
     pub(crate) url: Option<String>,
 
@@ -37,7 +39,7 @@ pub(crate) struct RemoteArgs {
 }
 
 /// Arguments of `taper chat` that mean something with a server.
-const REMOTE: [&str; 19] = [
+const REMOTE: [&str; 20] = [
     "url",
     "api_key",
     "model_name",
@@ -54,6 +56,7 @@ const REMOTE: [&str; 19] = [
     "stop",
     "ignore_eos",
     "system",
+    "think",
     "history",
     "color",
     "log_level",
@@ -111,7 +114,7 @@ mod tests {
 
     #[test]
     fn arguments_of_a_model_are_refused_with_a_server() {
-        assert_eq!(check("chat --url http://x --temperature 0 --seed 1 --system s --color never"), Ok(()));
+        assert_eq!(check("chat --url http://x --temperature 0 --seed 1 --system s --think off --color never"), Ok(()));
         assert_eq!(check("chat --threads 2"), Ok(()));
         assert!(check("chat --api-key k").unwrap_err().contains("--url"));
         for flag in ["--threads 2", "--model m", "--ctx 5", "--draft-model m", "--device cpu", "--chat-template chatml"]

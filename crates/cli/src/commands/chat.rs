@@ -1,22 +1,26 @@
 //! `taper chat`: a conversation in the terminal, or one message per line where stdin is not one.
 //!
 //! A [`Conversation`] is what was said, a [`Talker`] whoever answers, here or on a server; `commands` has a row per command, and
-//! the answer goes through a [`Renderer`] on its way to the terminal.
+//! the answer goes through an [`AnswerWriter`] on its way to the terminal.
 
 mod commands;
 mod conversation;
 mod editor;
 mod files;
 mod input;
+mod listed;
 mod local;
+mod read_files;
 mod remote;
 mod roots;
 mod talker;
+mod unix;
 
+use crate::answer::{AnswerWriter, Said};
 use crate::args::ChatArgs;
 use crate::color;
 use crate::generate::Generator;
-use crate::markdown::{self, Renderer, Shown};
+use crate::markdown::Shown;
 use crate::output;
 use crate::parameters::Parameters;
 use anyhow::{Context, Result, bail};
@@ -25,16 +29,17 @@ use editor::{LineEditor, Typed};
 use files::KnownFiles;
 use input::{Assembly, Input};
 use local::Local;
+use read_files::ReadFiles;
 use remote::{Remote, Server, is_on_this_machine};
 use std::io::{BufRead, IsTerminal};
 use std::sync::Arc;
-use talker::{End, Said, Talker, Totals};
+use talker::{End, Talker, Totals};
 
 pub(crate) use remote::base_of;
 pub(crate) use roots::system_certificates;
 
 pub(crate) fn run(args: &ChatArgs) -> Result<()> {
-    let parameters = args.answer.sampling.parameters();
+    let parameters = args.answer.parameters();
     parameters.sampling()?;
     let generator = Arc::new(Generator::new()?);
     let talker: Box<dyn Talker> = match &args.remote.url {
@@ -51,6 +56,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
         totals: Totals::default(),
         turns: Turns::default(),
         known_files: KnownFiles::default(),
+        read_files: ReadFiles::default(),
         shown: color::of_stdout(args.color),
         is_dimmed: color::on_stderr(args.color),
     };
@@ -90,6 +96,8 @@ struct Chat {
     totals: Totals,
     turns: Turns,
     known_files: KnownFiles,
+    /// For the next message.
+    read_files: ReadFiles,
     /// How answers are.
     shown: Shown,
     /// Whether what is said beside them steps back.
@@ -123,11 +131,17 @@ impl Chat {
         output::status(&color::dimmed(&format!("[{}]", output::spelled_out(text)), self.is_dimmed));
     }
 
-    /// Answers a message. One that cannot be answered is taken back.
+    /// Answers a message, with the files that were read for it. One that cannot be answered is taken back, and the files wait for
+    /// the next.
     fn say(&mut self, text: &str) -> Result<()> {
         let mut conversation = self.conversation.clone();
-        conversation.say(text);
-        self.answer(conversation)
+        conversation.say(&self.read_files.behind(text));
+        let answered = self.turns.answered;
+        self.answer(conversation)?;
+        if self.turns.answered > answered {
+            self.read_files.clear();
+        }
+        Ok(())
     }
 
     /// Answers the last message anew. The old answer stays until there is another.
@@ -138,40 +152,30 @@ impl Chat {
         }
     }
 
-    /// Answers a conversation, which then is the one that goes on.
+    /// Goes on with the last answer.
+    fn go_on(&mut self) -> Result<()> {
+        match self.conversation.last_answer() {
+            Some(_) => self.answer(self.conversation.clone()),
+            None => bail!("there is no answer to go on with"),
+        }
+    }
+
+    /// Answers a conversation, or goes on with the answer that it ends with; it then is the one that goes on.
     fn answer(&mut self, mut conversation: Conversation) -> Result<()> {
         self.turns.asked += 1;
-        let mut renderer = Renderer::new(self.shown);
-        let (mut is_begun, mut is_thinking, is_dimmed) = (false, false, self.is_dimmed);
-        let mut show = |said: Said<'_>| -> Result<()> {
-            match said {
-                Said::Thought(text) => {
-                    if is_begun && !is_thinking {
-                        output::aside("\n");
-                    }
-                    is_thinking = true;
-                    output::aside(&color::dimmed(&markdown::visible(text), is_dimmed));
-                    Ok(())
-                }
-                Said::Answer(text) => {
-                    if is_thinking {
-                        output::aside("\n");
-                    }
-                    (is_begun, is_thinking) = (true, false);
-                    output::print(&renderer.push(text))
-                }
-            }
+        let begun = conversation.last_answer().map(str::to_owned);
+        let mut writer = match &begun {
+            Some(text) => AnswerWriter::behind(self.shown, self.is_dimmed, text),
+            None => AnswerWriter::new(self.shown, self.is_dimmed),
         };
+        let mut show = |said: Said<'_>| writer.show(said);
         let reply = self.talker.answer(&conversation.prompt(), &self.parameters, &mut show);
-        let rest = renderer.finish();
-        if is_thinking {
-            output::aside("\n");
-        }
+        let rest = writer.finish();
         let reply = match reply {
             Ok(reply) => reply,
             Err(error) if output::is_broken_pipe(&error) => return Err(error),
             Err(error) => {
-                if is_begun {
+                if writer.is_begun() {
                     output::print(&(rest + "\n"))?;
                 }
                 bail!("{error:#}; the conversation is as it was, /clear begins anew");
@@ -186,7 +190,10 @@ impl Chat {
         }
         self.note(&reply.summary());
         // What was said before Ctrl-C was said.
-        conversation.answer(reply.text);
+        match begun {
+            Some(_) => conversation.go_on(&reply.text),
+            None => conversation.answer(reply.text),
+        }
         self.conversation = conversation;
         self.turns.answered += 1;
         Ok(())
@@ -237,5 +244,10 @@ fn say_lines(chat: &mut Chat) -> Result<()> {
         }
     }
     // A block that nobody ended is a message all the same.
-    chat.act(&assembly.take()).map(drop)
+    chat.act(&assembly.take())?;
+    let unsaid = chat.read_files.names().join(", ");
+    if !unsaid.is_empty() {
+        chat.note(&format!("no message came after /read, so {unsaid} was not said"));
+    }
+    Ok(())
 }

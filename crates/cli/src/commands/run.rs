@@ -1,9 +1,9 @@
 //! `taper run`: one prompt, one answer.
 
+use crate::answer::{AnswerWriter, Said, Splitter};
 use crate::args::{ColorChoice, FormArgs, RunArgs};
-use crate::generate::{self, Generator, TimingsJson};
+use crate::generate::{self, ChatPrompt, Generator, TimingsJson};
 use crate::load::{self, Loaded};
-use crate::markdown::{self, Renderer};
 use crate::{color, output, piped};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
@@ -12,10 +12,7 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use taper_engine::{FinishReason, Request, Usage};
-use taper_text::{
-    AnswerGrammar, AnswerParser, AnswerPart, AnswerSyntax, ChatMessage, Grammar, GrammarCompiler, GrammarSpec,
-    ReasoningMarks, ReasoningStart,
-};
+use taper_text::{AnswerGrammar, ChatMessage, Grammar, GrammarCompiler, GrammarSpec, ReasoningMarks, ReasoningStart};
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
@@ -24,7 +21,7 @@ struct RunJson<'a> {
     prompt_tokens: &'a [u32],
     tokens: &'a [u32],
     text: &'a str,
-    /// Of an answer whose form stands behind them.
+    /// What the model thought before it answered.
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<&'a str>,
     finish_reason: Option<&'static str>,
@@ -49,12 +46,13 @@ impl From<Usage> for UsageJson {
 }
 
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
-    let mut sampling = args.answer.sampling.parameters().sampling()?;
+    let parameters = args.answer.parameters();
+    let mut sampling = parameters.sampling()?;
     let form = form(&args.form)?;
     let prompt = prompt(args)?;
     let prompt = prompt.trim_end_matches('\n');
     if prompt.is_empty() {
-        bail!("the prompt is empty: give one with -p TEXT, or pipe one in");
+        bail!("the prompt is empty: give one, as in `taper run \"TEXT\"` or with -p TEXT, or pipe one in");
     }
     let loaded = load::load_for_one(&args.answer)?;
     let (tokens, reasoning) = if args.raw {
@@ -62,31 +60,33 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     } else {
         let system = args.answer.system.iter().map(|text| ChatMessage::new("system", text));
         let messages: Vec<ChatMessage> = system.chain([ChatMessage::new("user", prompt)]).collect();
-        let prompt = generate::chat_prompt(&loaded, &messages)?;
-        let reasoning = form.as_ref().and_then(|_| reasoning(&loaded, &prompt.text()));
+        let ChatPrompt { prompt, reasoning, .. } = generate::chat_prompt(&loaded, &messages, &parameters)?;
+        // A form begins at once where the prompt ended the thoughts, with blanks if it has some.
+        let reasoning = reasoning.filter(|(_, start)| form.is_none() || *start != ReasoningStart::Over);
         (loaded.tokenizer.encode_prompt(&prompt, true)?, reasoning)
     };
     let grammar = form.map(|form| grammar(form, reasoning, &loaded, &tokens)).transpose()?;
-    let marks = reasoning.iter().flat_map(|(marks, _)| [marks.start, marks.end]);
-    sampling.shown_tokens = marks.filter_map(|mark| loaded.tokenizer.control_token(mark)).collect();
+    let mut said = Splitter::new(&loaded, reasoning, false);
+    sampling.shown_tokens = said.shown_tokens();
     let request = Request { prompt_tokens: tokens.clone(), sampling, grammar, ..Request::default() };
-    let mut shown = AnswerWriter::new(reasoning, !args.json);
-    let answer = Generator::new()?.generate(&loaded, request, &mut |text: &str| shown.push(text))?;
-    shown.finish()?;
+    let mut writer = AnswerWriter::new(color::of_stdout(ColorChoice::Never), color::on_stderr(ColorChoice::Auto));
+    let mut show = |piece: Said<'_>| if args.json { Ok(()) } else { writer.show(piece) };
+    let answer = Generator::new()?.generate(&loaded, request, &mut |text: &str| said.push(text, &mut show))?;
+    said.finish(&mut show)?;
     if args.json {
         let json = RunJson {
             model: &loaded.id,
             prompt_tokens: &tokens,
             tokens: &answer.tokens,
-            text: &shown.text,
-            reasoning_content: (!shown.thoughts.is_empty()).then_some(shown.thoughts.as_str()),
+            text: &said.text,
+            reasoning_content: (!said.thoughts.is_empty()).then_some(said.thoughts.as_str()),
             finish_reason: answer.finish_reason.map(FinishReason::as_str),
             usage: answer.usage.map(UsageJson::from),
             timings: answer.timings(tokens.len()),
         };
         output::line(&serde_json::to_string(&json)?)?;
     } else {
-        output::print("\n")?;
+        output::print(&(writer.finish() + "\n"))?;
     }
     output::status(&format!("[{}]", answer.summary(tokens.len())));
     Ok(())
@@ -94,7 +94,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
 
 /// What was typed, then the files, then what is piped in.
 fn prompt(args: &RunArgs) -> Result<String> {
-    let mut parts: Vec<String> = args.prompt.iter().cloned().collect();
+    let mut parts: Vec<String> = args.typed().map(str::to_owned).into_iter().collect();
     for path in &args.files {
         parts.push(read(path)?);
     }
@@ -103,13 +103,7 @@ fn prompt(args: &RunArgs) -> Result<String> {
     } else {
         parts.extend(piped::read_beside_prompt()?);
     }
-    // A file's last line end is not an empty line before the next part.
-    let last = parts.len() - 1;
-    let parts = parts.iter().enumerate().map(|(index, part)| match part.strip_suffix('\n') {
-        Some(part) if index < last => part,
-        _ => part.as_str(),
-    });
-    Ok(parts.collect::<Vec<_>>().join("\n"))
+    Ok(piped::joined(parts.iter().map(String::as_str)))
 }
 
 fn read(path: &Path) -> Result<String> {
@@ -153,12 +147,6 @@ fn schema(text: &str) -> Result<Value> {
     Ok(schema)
 }
 
-/// The marks of the thoughts that may come before a form, and where the answer begins; `None` where none may.
-fn reasoning(loaded: &Loaded, prompt: &str) -> Option<(ReasoningMarks, ReasoningStart)> {
-    let marks = ReasoningMarks::find(loaded.template.as_ref()?, &loaded.tokenizer)?;
-    Some((marks, marks.at_end_of(prompt))).filter(|(_, start)| *start != ReasoningStart::Over)
-}
-
 /// The grammar of an answer of this form, which stands behind the model's thoughts.
 fn grammar(
     form: GrammarSpec,
@@ -176,64 +164,6 @@ fn grammar(
         Some(_) => GrammarSpec::Answer(AnswerGrammar { reasoning, calls: None, content: Some(Box::new(form)) }),
     };
     GrammarCompiler::new(Arc::clone(&loaded.tokenizer)).compile(&spec, prompt).context(flag)
-}
-
-/// An answer on its way to the reader: as the model wrote it, but that it cannot steer a terminal. Thoughts before a form go to
-/// stderr, so that stdout has what was asked for and nothing else.
-struct AnswerWriter {
-    parser: AnswerParser,
-    renderer: Renderer,
-    /// Whether it is shown as it comes.
-    is_shown: bool,
-    text: String,
-    thoughts: String,
-}
-
-impl AnswerWriter {
-    fn new(reasoning: Option<(ReasoningMarks, ReasoningStart)>, is_shown: bool) -> AnswerWriter {
-        let parser = AnswerParser::new(AnswerSyntax { reasoning, tools: None });
-        let renderer = Renderer::new(color::of_stdout(ColorChoice::Never));
-        AnswerWriter { parser, renderer, is_shown, text: String::new(), thoughts: String::new() }
-    }
-
-    fn push(&mut self, piece: &str) -> Result<()> {
-        let parts = self.parser.push(piece);
-        self.take(parts)
-    }
-
-    fn finish(&mut self) -> Result<()> {
-        let parts = self.parser.finish();
-        self.take(parts)?;
-        if self.is_shown && self.text.is_empty() && !self.thoughts.is_empty() {
-            output::aside("\n");
-        }
-        Ok(())
-    }
-
-    fn take(&mut self, parts: Vec<AnswerPart>) -> Result<()> {
-        for part in parts {
-            match part {
-                AnswerPart::Text(text) => {
-                    if self.is_shown {
-                        if self.text.is_empty() && !self.thoughts.is_empty() {
-                            output::aside("\n");
-                        }
-                        output::print(&self.renderer.push(&text))?;
-                    }
-                    self.text.push_str(&text);
-                }
-                AnswerPart::Reasoning(text) => {
-                    if self.is_shown {
-                        output::aside(&markdown::visible(&text));
-                    }
-                    self.thoughts.push_str(&text);
-                }
-                // No tools are offered.
-                AnswerPart::CallBegun { .. } | AnswerPart::CallArguments { .. } => {}
-            }
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

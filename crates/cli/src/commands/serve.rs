@@ -15,7 +15,6 @@ use models::Prepared;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use taper_engine::EngineHandle;
 use taper_server::{ServerState, Socket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
@@ -42,13 +41,13 @@ async fn serve(args: Box<ServeArgs>) -> Result<()> {
     signals::survive_file_size_limit()?;
     // What can be wrong with keys and certificates should not wait for a model either.
     let mut config = args.operation.server_config(&args.host)?;
+    config.sampling = args.sampling.defaults();
     // Dropped when all is over, it sends what is left.
     let traces = Traces::start(&args.operation, &mut config)?;
     let is_encrypted = config.tls.is_some();
     let (socket, address) = open_socket(&args, is_encrypted).await?;
     output::status(&format!("listening on {address}, loading {}", args.model.model));
     traces.announce();
-    let num_models = args.models.0.len();
     listen::allow_connections(args.operation.max_connections);
 
     let state = ServerState::with_config(config);
@@ -65,6 +64,7 @@ async fn serve(args: Box<ServeArgs>) -> Result<()> {
     })?;
 
     let (stop, stopped) = oneshot::channel::<()>();
+    let watched = state.clone();
     let server = taper_server::run(socket, state, async {
         // A sender that is dropped stops the server as well.
         stopped.await.ok();
@@ -74,11 +74,9 @@ async fn serve(args: Box<ServeArgs>) -> Result<()> {
     let control = async move {
         let outcome = tokio::select! {
             loaded = loaded => match loaded {
-                Ok(Ok(engine)) => {
+                Ok(Ok(())) => {
                     announce(listening_at);
-                    // One of several is loaded anew by its next request.
-                    let engine = Some(&engine).filter(|_| num_models == 1);
-                    until_stopped(&mut signals, engine).await
+                    until_stopped(&mut signals, watched.crashed()).await
                 }
                 Ok(Err(error)) => Err(error),
                 Err(_) => Err(anyhow::anyhow!("loading the model crashed; the message above says where")),
@@ -101,14 +99,8 @@ async fn serve(args: Box<ServeArgs>) -> Result<()> {
     Ok(())
 }
 
-/// Waits for a signal. An engine, if it is the only one, that ends before one has crashed: whoever supervises this program should start it anew.
-async fn until_stopped(signals: &mut Signals, engine: Option<&EngineHandle>) -> Result<()> {
-    let crashed = async {
-        match engine {
-            Some(engine) => engine.drained().await,
-            None => std::future::pending().await,
-        }
-    };
+/// Waits for a signal. Where the engine has crashed before one comes, whoever supervises this program should start it anew.
+async fn until_stopped(signals: &mut Signals, crashed: impl Future<Output = ()>) -> Result<()> {
     tokio::select! {
         name = signals.recv() => {
             output::status(&format!("{name} received: finishing the running requests; again stops at once"));
@@ -118,8 +110,8 @@ async fn until_stopped(signals: &mut Signals, engine: Option<&EngineHandle>) -> 
     }
 }
 
-/// Finds all models and loads the first; its engine.
-fn load(args: Box<ServeArgs>, state: &ServerState) -> Result<EngineHandle> {
+/// Finds all models and loads the first.
+fn load(args: Box<ServeArgs>, state: &ServerState) -> Result<()> {
     let told = state.clone();
     let progress = Bars::with_listener(move |text| told.set_loading_reason(text));
     let Prepared { models, limits, loader } = models::prepare(args, &progress)?;
@@ -251,7 +243,7 @@ mod tests {
         let _events = engine.submit(Request { prompt_tokens: vec![1], ..Request::default() }).expect("it is taken");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("it starts");
         let error =
-            runtime.block_on(async { until_stopped(&mut Signals::new().expect("it listens"), Some(&engine)).await });
+            runtime.block_on(async { until_stopped(&mut Signals::new().expect("it listens"), engine.drained()).await });
         assert!(error.is_err_and(|error| error.to_string().contains("crashed")));
     }
 

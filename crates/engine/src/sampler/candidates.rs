@@ -3,6 +3,7 @@
 //! A token's weight is `exp((logit - max) / temperature)`, so the most probable one weighs 1. Weights of the whole
 //! vocabulary lie densely in id order; filters work on the short list of [`Candidate`]s that pass a first bound.
 
+use super::TokenLogprobs;
 use super::exp::exp_negative;
 
 /// Weights are summed by blocks of this many, so that the compiler makes SIMD of it and the order of sums is fixed.
@@ -20,6 +21,17 @@ impl Candidate {
     pub(super) fn rank(&self, other: &Candidate) -> std::cmp::Ordering {
         other.weight.total_cmp(&self.weight).then(self.id.cmp(&other.id))
     }
+}
+
+/// What a token was drawn from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kept {
+    /// Nothing else could come.
+    One,
+    /// The whole vocabulary, by its weights.
+    All,
+    /// The list.
+    Listed,
 }
 
 /// Weights of a vocabulary and the list of candidates.
@@ -79,6 +91,42 @@ impl Candidates {
         self.items.sort_unstable_by_key(|candidate| candidate.id);
         let target = unit * mass(&self.items);
         draw(self.items.iter().map(|candidate| (candidate.id, candidate.weight)), target)
+    }
+
+    /// The logarithm of a drawn token's probability in what it was drawn from.
+    pub(super) fn ln_probability(&self, kept: Kept, token: u32) -> f32 {
+        let (weight, total) = match kept {
+            Kept::One => (1.0, 1.0),
+            Kept::All => (self.weights[token as usize], self.total()),
+            Kept::Listed => (self.listed_weight(token), mass(&self.items)),
+        };
+        (f64::from(weight) / total).ln() as f32
+    }
+
+    /// What a token was drawn from: its probability there, and those of the `num_top` most probable tokens.
+    pub(super) fn logprobs(&self, kept: Kept, token: u32, num_top: usize) -> TokenLogprobs {
+        let mut others: Vec<Candidate> = match kept {
+            Kept::One => return TokenLogprobs::certain(token, num_top),
+            Kept::All => (0..).zip(&self.weights).map(|(id, &weight)| Candidate { id, weight }).collect(),
+            Kept::Listed => self.items.clone(),
+        };
+        others.retain(|candidate| candidate.weight > 0.0);
+        let total = mass(&others);
+        let logprob = |weight: f32| (f64::from(weight) / total).ln() as f32;
+        let own = others.iter().find(|candidate| candidate.id == token).map_or(0.0, |candidate| candidate.weight);
+        let is_better = |other: &&Candidate| other.rank(&Candidate { id: token, weight: own }).is_lt();
+        let rank = 1 + others.iter().filter(is_better).count();
+        if (1..others.len()).contains(&num_top) {
+            others.select_nth_unstable_by(num_top - 1, Candidate::rank);
+        }
+        others.truncate(num_top);
+        others.sort_unstable_by(Candidate::rank);
+        let top = others.iter().map(|candidate| (candidate.id, logprob(candidate.weight))).collect();
+        TokenLogprobs { token, logprob: logprob(own), rank, top }
+    }
+
+    fn listed_weight(&self, token: u32) -> f32 {
+        self.items.iter().find(|candidate| candidate.id == token).map_or(0.0, |candidate| candidate.weight)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Log-probabilities of the model's own distribution: of the logits as the model gave them, before penalties, biases, masks
 //! and temperature (as OpenAI's interface and vLLM's default have it). `ln p_t = logit_t - max - ln sum(exp(logit - max))`.
+//! Those of what a token was drawn from are in `candidates`.
 
 use super::exp::exp_negative;
 use super::{InvalidLogits, largest};
@@ -18,6 +19,11 @@ pub struct TokenLogprobs {
 }
 
 impl TokenLogprobs {
+    /// Of a token that nothing else could come in place of.
+    pub(super) fn certain(token: u32, num_top: usize) -> TokenLogprobs {
+        TokenLogprobs { token, logprob: 0.0, rank: 1, top: vec![(token, 0.0); num_top.min(1)] }
+    }
+
     /// What `logits`, a row of the model, says about `token` and about its `num_top` most probable tokens. For a token of a
     /// prompt that is the row of the token before it.
     ///

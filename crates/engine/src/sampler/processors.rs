@@ -1,10 +1,11 @@
-//! What changes a row of logits before the temperature: `logit_bias`, penalties, the sets of allowed tokens
+//! What changes a row of logits before the temperature: `logit_bias`, penalties, DRY, the sets of allowed tokens
 //! (`allowed_token_ids`, a grammar's mask), then bans (`bad_words`, and the ends of the text before `min_tokens`). That is
 //! vLLM's order where order matters: a bias is part of the logit that the repetition penalty divides.
 //!
 //! Bans give way where they would leave no token at all: a grammar that can only end ends, whatever `min_tokens` says.
 
 use super::bad_words::BadWords;
+use super::dry::Dry;
 use super::penalties::Penalties;
 use super::{InvalidLogits, bit_mask, largest};
 use crate::SamplingParams;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub(super) struct Processors {
     penalties: Penalties,
+    dry: Option<Dry>,
     logit_bias: Arc<[(u32, f32)]>,
     allowed: Option<Arc<[u32]>>,
     bad_words: BadWords,
@@ -29,6 +31,7 @@ impl Processors {
         let end_tokens = if params.ignore_eos { &[] } else { end_tokens };
         Processors {
             penalties: Penalties::new(params, prompt),
+            dry: Dry::new(params, prompt),
             logit_bias: params.logit_bias.as_slice().into(),
             allowed: params.allowed_token_ids.as_deref().map(|tokens| bit_mask::of(tokens).into()),
             bad_words: BadWords::new(&params.bad_words),
@@ -46,6 +49,9 @@ impl Processors {
     /// Notes a generated token.
     pub(super) fn accept(&mut self, token: u32) {
         self.penalties.accept(token);
+        if let Some(dry) = &mut self.dry {
+            dry.accept(token);
+        }
         self.bad_words.accept(token);
         self.num_generated += 1;
     }
@@ -58,6 +64,7 @@ impl Processors {
     /// Whether the row of logits so many places further stays as it is.
     pub(super) fn are_off_at(&self, place: usize) -> bool {
         self.penalties.is_off()
+            && self.dry.is_none()
             && self.logit_bias.is_empty()
             && self.allowed.is_none()
             && self.bad_words.is_off()
@@ -78,6 +85,9 @@ impl Processors {
             }
         }
         self.penalties.apply(row);
+        if let Some(dry) = &self.dry {
+            dry.apply(row);
+        }
         for words in self.allowed.as_deref().into_iter().chain(mask) {
             bit_mask::keep(row, words);
         }

@@ -5,7 +5,7 @@
 //!
 //! Each choice reads its own stretch of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
 //! generators", 2014): number `i` is `mix(start + (i + 1) * GAMMA)`, and the starts are themselves numbers of such a
-//! generator.
+//! generator. XTC's coins are another stretch, so that they say nothing about the draws beside them.
 
 /// The odd number nearest to 2^64 divided by the golden ratio.
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -20,9 +20,14 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// Choice 0 is what a request for one choice gets.
+    /// What tokens are drawn with. Choice 0 is what a request for one choice gets.
     pub(super) fn new(seed: u64, choice: usize) -> Stream {
         Stream { start: number(number(seed, 0), choice as u64) }
+    }
+
+    /// What coins are tossed with.
+    pub(super) fn coins(seed: u64, choice: usize) -> Stream {
+        Stream { start: number(number(seed, 1), choice as u64) }
     }
 
     /// The number in [0, 1) that belongs to generated token `index`.
@@ -65,7 +70,9 @@ mod tests {
         let by_index = |i| Stream::new(7, 0).unit(i);
         let by_choice = |i| Stream::new(7, i).unit(0);
         let by_seed = |i| Stream::new(i as u64, 0).unit(0);
-        for unit in [&by_index as &dyn Fn(usize) -> f64, &by_choice, &by_seed] {
+        // A coin and the draw beside it.
+        let by_difference = |i| (Stream::coins(7, 0).unit(i) - Stream::new(7, 0).unit(i)).rem_euclid(1.0);
+        for unit in [&by_index as &dyn Fn(usize) -> f64, &by_choice, &by_seed, &by_difference] {
             let mut counts = [0.0f64; 100];
             for i in 0..100_000 {
                 counts[(unit(i) * 100.0) as usize] += 1.0;

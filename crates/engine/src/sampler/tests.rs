@@ -1,4 +1,5 @@
 use super::*;
+use crate::{Dry, DynamicTemperature, MirostatVersion, Xtc};
 use proptest::prelude::*;
 use taper_kernels::{Backend, Reference};
 use taper_testkit::rng::SplitMix;
@@ -22,7 +23,7 @@ fn histogram(params: &SamplingParams, logits: &[f32], draws: usize) -> Vec<f64> 
     for _ in 0..draws {
         let token = sampler.sample(logits, None, &mut scratch).unwrap().token;
         counts[token as usize] += 1.0 / draws as f64;
-        sampler.accept(token);
+        sampler.accept(token, None);
     }
     counts
 }
@@ -145,7 +146,7 @@ fn the_same_seed_draws_the_same_and_choices_draw_apart() {
     let draw = |sampler: &mut Sampler| -> Vec<u32> {
         let mut next = || {
             let token = choose(sampler, &logits).unwrap();
-            sampler.accept(token);
+            sampler.accept(token, None);
             token
         };
         (0..50).map(|_| next()).collect()
@@ -159,6 +160,134 @@ fn the_same_seed_draws_the_same_and_choices_draw_apart() {
     assert_ne!(all[0], draw(&mut sampler(&params(43))));
     let unseeded = || draw(&mut sampler(&SamplingParams::default()));
     assert_ne!(unseeded(), unseeded());
+}
+
+#[test]
+fn draws_are_those_that_they_have_always_been() {
+    let logits = vec![0.0; 1000];
+    let draws = |params: &SamplingParams, choice: usize| -> Vec<u32> {
+        let mut sampler = Sampler::for_choices(params, &[], &[]).remove(choice);
+        let next = |_| {
+            let token = choose(&sampler, &logits).unwrap();
+            sampler.accept(token, None);
+            token
+        };
+        (0..8).map(next).collect()
+    };
+    let two = SamplingParams { n: 2, ..params(42) };
+    // A thousand times SplitMix64's numbers, from another program.
+    assert_eq!(draws(&two, 0), [386, 921, 83, 603, 498, 179, 61, 318]);
+    assert_eq!(draws(&two, 1), [33, 773, 563, 80, 889, 524, 190, 564]);
+    // A coin beside a draw leaves it where it was.
+    let tossing = SamplingParams { xtc: Xtc { probability: 0.5, threshold: 0.5 }, ..two };
+    assert_eq!(draws(&tossing, 0), [386, 921, 83, 603, 498, 179, 61, 318]);
+}
+
+#[test]
+fn xtc_leaves_the_top_choices_but_the_last_out_as_often_as_it_shall() {
+    let logits = logits_of(&[0.1, 0.4, 0.2, 0.3]);
+    let with = |probability, threshold| SamplingParams { xtc: Xtc { probability, threshold }, ..params(21) };
+    check_shares(&with(1.0, 0.15), &logits, &[1.0 / 3.0, 0.0, 2.0 / 3.0, 0.0]);
+    check_shares(&with(1.0, 0.35), &logits, &[0.1, 0.4, 0.2, 0.3]);
+    check_shares(&with(1.0, 0.0), &logits, &[1.0, 0.0, 0.0, 0.0]);
+    let half = [0.5 * (0.1 + 1.0 / 3.0), 0.2, 0.5 * (0.2 + 2.0 / 3.0), 0.15];
+    check_shares(&with(0.5, 0.15), &logits, &half);
+    check_shares(&SamplingParams { min_keep: 3, ..with(1.0, 0.15) }, &logits, &[0.1, 0.4, 0.2, 0.3]);
+}
+
+#[test]
+fn the_order_of_stages_is_the_requests() {
+    let logits = logits_of(&[0.5, 0.3, 0.2]);
+    let with = |order: &[Stage]| SamplingParams { order: order.to_vec(), temperature: 0.5, top_p: 0.6, ..params(22) };
+    // Squared, the shares are 25, 9 and 4 of 38: the first has 0.6 by itself.
+    check_shares(&with(&[Stage::Temperature, Stage::TopP]), &logits, &[1.0, 0.0, 0.0]);
+    check_shares(&with(&[Stage::TopP, Stage::Temperature]), &logits, &[25.0 / 34.0, 9.0 / 34.0, 0.0]);
+    check_shares(&with(&[Stage::TopP]), &logits, &[5.0 / 8.0, 3.0 / 8.0, 0.0]);
+    check_shares(&with(&[Stage::Temperature]), &logits, &[25.0 / 38.0, 9.0 / 38.0, 4.0 / 38.0]);
+    check_shares(&with(&[]), &logits, &[0.5, 0.3, 0.2]);
+    check_shares(&SamplingParams { min_keep: 2, ..with(&[Stage::TopP]) }, &logits, &[5.0 / 8.0, 3.0 / 8.0, 0.0]);
+    let keeping = SamplingParams { min_keep: 3, ..with(&[Stage::TopP]) };
+    check_shares(&keeping, &logits, &[0.5, 0.3, 0.2]);
+}
+
+#[test]
+fn a_dynamic_temperature_is_high_where_the_model_is_unsure() {
+    let dynamic = |range| SamplingParams {
+        dynamic_temperature: DynamicTemperature { range, exponent: 1.0 },
+        temperature: 1.0,
+        ..params(23)
+    };
+    // All are equal, so the entropy is the largest: temperature 2, which changes nothing.
+    check_shares(&dynamic(1.0), &[3.0, 3.0], &[0.5, 0.5]);
+    // H = 0.5 bits of 1 at the shares 0.89 and 0.11: the temperature is 0.5 + 0.5.
+    let logits = logits_of(&[0.889_972, 0.110_028]);
+    check_shares(&dynamic(0.5), &logits, &[0.889_972, 0.110_028]);
+    // Here it is 0 + 2 * 0.0808: the ratio of the shares has the power 6.19.
+    check_shares(&dynamic(1.0), &logits_of(&[0.99, 0.01]), &[1.0, 0.0]);
+}
+
+#[test]
+fn mirostat_holds_the_surprise_near_its_target() {
+    let logits: Vec<f32> = (1..=2000).map(|rank| -(rank as f32).ln()).collect();
+    for version in [MirostatVersion::One, MirostatVersion::Two] {
+        for tau in [2.0, 4.0] {
+            let params = SamplingParams {
+                mirostat: Some(crate::Mirostat { tau, ..crate::Mirostat::new(version) }),
+                ..params(24)
+            };
+            let (mut sampler, mut scratch) = (sampler(&params), Scratch::default());
+            let mut sum = 0.0;
+            for _ in 0..4000 {
+                let Sampled { token, surprise, .. } = sampler.sample(&logits, None, &mut scratch).unwrap();
+                sum += surprise.unwrap() / 4000.0;
+                sampler.accept(token, surprise);
+            }
+            // mu stays within some bits, so the errors of all tokens add up to those over the rate.
+            assert!((sum - tau).abs() < 0.05, "{version:?} {tau}: {sum}");
+        }
+    }
+}
+
+#[test]
+fn mirostat_learns_nothing_where_nothing_was_to_choose() {
+    let mirostat = Some(crate::Mirostat::new(MirostatVersion::Two));
+    let sampler = sampler(&SamplingParams { mirostat, ..params(25) });
+    let surprise =
+        |mask: u32| sampler.sample(&[1.0, 2.0, 3.0], Some(&[mask]), &mut Scratch::default()).unwrap().surprise;
+    assert_eq!(surprise(0b100), None);
+    assert!(surprise(0b110).is_some());
+    assert_eq!(sampler.forced(1, &[1.0, 2.0, 3.0]).unwrap().surprise, None);
+}
+
+#[test]
+fn log_probabilities_may_be_those_of_the_draw() {
+    let logits = logits_of(&[0.1, 0.4, 0.2, 0.3]);
+    let told = |params: SamplingParams| {
+        let params = SamplingParams { logprobs: Some(3), logprobs_of_draw: true, ..params };
+        assert!(sampler(&params).draw(0).is_none());
+        sampler(&params).sample(&logits, None, &mut Scratch::default()).unwrap().logprobs.unwrap()
+    };
+    let check = |params: SamplingParams, expected: &[(u32, f32)]| {
+        let found = told(params);
+        let place = expected.iter().position(|top| top.0 == found.token).unwrap();
+        assert_eq!((found.rank, found.top.len()), (place + 1, expected.len()), "{found:?}");
+        assert_eq!(found.top[place], (found.token, found.logprob));
+        for (found, expected) in found.top.iter().zip(expected) {
+            assert_eq!(found.0, expected.0);
+            assert!((found.1.exp() - expected.1).abs() < 1e-6, "{found:?} instead of {expected:?}");
+        }
+    };
+    for seed in 0..20 {
+        let two = SamplingParams { top_k: 2, ..params(seed) };
+        check(two.clone(), &[(1, 4.0 / 7.0), (3, 3.0 / 7.0)]);
+        check(SamplingParams { min_keep: 2, ..two }, &[(1, 4.0 / 7.0), (3, 3.0 / 7.0)]);
+        check(SamplingParams { temperature: 0.0, ..params(seed) }, &[(1, 1.0)]);
+    }
+    let all = told(SamplingParams { seed: Some(1), ..SamplingParams::default() });
+    assert_eq!(all.top.iter().map(|top| top.0).collect::<Vec<_>>(), [1, 3, 2]);
+    assert!((all.top[2].1.exp() - 0.2).abs() < 1e-6);
+    let forced = sampler(&SamplingParams { logprobs: Some(3), logprobs_of_draw: true, ..params(1) }).forced(0, &logits);
+    assert_eq!(forced.unwrap().logprobs.unwrap().top, [(0, 0.0)]);
 }
 
 /// The filters by their definitions, over a full sort in float64; the set of tokens that may be drawn.
@@ -215,7 +344,7 @@ proptest! {
         let (mut sampler, mut scratch) = (sampler(&params), Scratch::default());
         for _ in 0..20 {
             let token = sampler.sample(&logits, None, &mut scratch).unwrap().token;
-            sampler.accept(token);
+            sampler.accept(token, None);
             prop_assert!(allowed.iter().any(|&(id, _)| id == token), "{} is not among {:?}", token, allowed);
         }
         prop_assert_eq!(scratch.candidates.items.len(), allowed.len());
@@ -243,8 +372,8 @@ fn a_draw_is_what_the_sampler_chooses() {
         let ahead = sampler.draw(2).unwrap();
         assert!(backend.choose(&row(&logits), &[(0, sampler.draw(0).unwrap())], &mut tokens));
         assert_eq!(tokens, [choose(&sampler, &logits).ok()], "{params:?}");
-        sampler.accept(5);
-        sampler.accept(7);
+        sampler.accept(5, None);
+        sampler.accept(7, None);
         assert_eq!(sampler.draw(0), Some(ahead), "two places further");
     }
 }
@@ -265,8 +394,12 @@ fn what_needs_more_than_the_row_of_logits_is_not_drawn_elsewhere() {
     assert!(!drawn(SamplingParams { typical_p: 0.9, ..params(1) }));
     assert!(!drawn(SamplingParams { frequency_penalty: 0.1, ..params(1) }));
     assert!(!drawn(SamplingParams { logit_bias: vec![(3, 1.0)], ..params(1) }));
+    assert!(!drawn(SamplingParams { dry: Dry { multiplier: 1.0, ..Dry::default() }, ..params(1) }));
+    assert!(!drawn(SamplingParams { top_n_sigma: 1.0, ..params(1) }));
+    assert!(!drawn(SamplingParams { mirostat: Some(crate::Mirostat::new(MirostatVersion::One)), ..params(1) }));
+    assert!(drawn(SamplingParams { penalty_last_n: Some(0), frequency_penalty: 0.1, ..params(1) }));
     let mut sampler = sampler(&SamplingParams { min_tokens: 2, ..params(1) });
     assert_eq!([0, 1, 2, 3].map(|place| sampler.draw(place).is_some()), [false, false, true, true]);
-    sampler.accept(5);
+    sampler.accept(5, None);
     assert_eq!([0, 1, 2].map(|place| sampler.draw(place).is_some()), [false, true, true], "the same places");
 }

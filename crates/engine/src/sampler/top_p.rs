@@ -9,15 +9,15 @@ pub(super) fn floor(p: f32, total: f64, num_tokens: usize) -> f32 {
     (0.5 * (1.0 - f64::from(p)) * total / num_tokens as f64) as f32
 }
 
-/// Keeps the heaviest candidates up to the one with which their weight reaches `target`, in order of rank.
-pub(super) fn keep(items: &mut Vec<Candidate>, target: f64) {
-    keep_mass(items, target, |item| item.weight, Candidate::rank);
+/// Keeps the heaviest candidates up to the one with which their weight reaches `target`, in order of rank; at least `min_keep`.
+pub(super) fn keep(items: &mut Vec<Candidate>, target: f64, min_keep: usize) {
+    keep_mass(items, (target, min_keep), |item| item.weight, Candidate::rank);
 }
 
-/// Keeps the first items of an order up to the one with which their weight reaches `target`, in that order.
+/// Keeps the first items of an order up to the one with which their weight reaches `target`, in that order; at least `min_keep`.
 pub(super) fn keep_mass<T>(
     items: &mut Vec<T>,
-    target: f64,
+    (target, min_keep): (f64, usize),
     weight: impl Fn(&T) -> f32,
     order: impl Fn(&T, &T) -> Ordering,
 ) {
@@ -31,7 +31,7 @@ pub(super) fn keep_mass<T>(
         items[begin..end].sort_unstable_by(&order);
         for place in begin..end {
             sum += f64::from(weight(&items[place]));
-            if sum >= target {
+            if sum >= target && place + 1 >= min_keep {
                 items.truncate(place + 1);
                 return;
             }

@@ -25,6 +25,7 @@ pub struct Admission {
 
 impl Scheduler {
     pub(super) fn admit(&mut self, step: &mut Step, budget: &mut Budget) {
+        self.num_deferred = 0;
         if self.waiting.is_empty() {
             return;
         }
@@ -42,6 +43,7 @@ impl Scheduler {
             let cacheable = self.sequences[&rank.1].cacheable();
             let (found, _) = self.blocks.matching(cacheable);
             if cacheable.get(found).and_then(|next| in_flight.get(next)).is_some_and(|&priority| priority <= rank.0) {
+                self.num_deferred += 1;
                 continue;
             }
             while !self.has_room(rank) {

@@ -261,8 +261,8 @@ impl Round<'_> {
     fn choose(&mut self, logits: &[f32], vocab_size: usize, scratch: &mut Scratch) {
         let logits = &logits[..logits.len().min(vocab_size)];
         let sampled = self.wish.sampler.sample(logits, None, scratch);
-        let chosen = sampled.and_then(|sampled| TokenLogprobs::new(logits, sampled.token, 0));
-        let Ok(TokenLogprobs { token, logprob, .. }) = chosen else {
+        let chosen = sampled.and_then(|sampled| Ok((TokenLogprobs::new(logits, sampled.token, 0)?, sampled.surprise)));
+        let Ok((TokenLogprobs { token, logprob, .. }, surprise)) = chosen else {
             self.wish.max_len = self.guess.tokens.len();
             return;
         };
@@ -270,6 +270,6 @@ impl Round<'_> {
         self.guess.tokens.push(token);
         self.guess.classes.push(class);
         self.chance *= self.wish.acceptance.of(class);
-        self.wish.sampler.accept(token);
+        self.wish.sampler.accept(token, surprise);
     }
 }

@@ -1,7 +1,6 @@
 //! Prompts that become vectors: no token is chosen at their end.
 
 use super::Worker;
-use crate::metrics::ChoiceClock;
 use crate::scheduler::StepEntry;
 use crate::{EngineError, Event, FinishReason};
 use std::ops::Range;
@@ -34,7 +33,8 @@ impl Worker {
         }
         let now = Instant::now();
         self.outbox.push((request.events.clone(), Event::Embedding(vector)));
-        self.shared.metrics.note_embedded(request.finished(FinishReason::Stop, ChoiceClock::default()), now);
+        let choice = request.finished(FinishReason::Stop, &self.sequences[&entry.sequence]);
+        self.shared.metrics.note_embedded(choice, now);
         self.complete(key, now);
         Ok(())
     }

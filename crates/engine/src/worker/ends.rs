@@ -51,7 +51,7 @@ impl Worker {
         let key = self.sequences[&id].request;
         let request = self.requests.get_mut(&key).expect("a sequence lives no longer than its request");
         if let Some(Event::Finished { reason, .. }) = &accepted.event {
-            let choice = request.finished(*reason, self.sequences[&id].clock);
+            let choice = request.finished(*reason, &self.sequences[&id]);
             self.shared.metrics.note_finished(choice, now);
         }
         self.outbox.extend(accepted.event.map(|event| (request.events.clone(), event)));
@@ -68,6 +68,9 @@ impl Worker {
     /// Tells that a request is complete, and removes it.
     pub(super) fn complete(&mut self, key: u64, now: Instant) {
         let Some(request) = self.requests.get(&key) else { return };
+        if request.pooler.is_none() {
+            self.shared.metrics.longest_choice.observe(request.longest_choice() as f64);
+        }
         self.outbox.push((request.events.clone(), Event::Done(request.usage(now))));
         let age_s = request.age_s(now);
         let mut status = self.shared.status();

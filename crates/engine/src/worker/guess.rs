@@ -57,6 +57,7 @@ impl Worker {
             }
         }
         if num_guesses > 0 {
+            self.shared.metrics.note_right_guesses(num_right);
             let mut status = self.shared.status();
             status.guessed_steps += 1;
             status.guessed_tokens += num_guesses as u64;

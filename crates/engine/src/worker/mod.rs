@@ -15,6 +15,7 @@ use crate::scheduler::{Admission, Arrival, KnownRows, Scheduler, SequenceId, Ste
 use crate::sequence::{Form, Sequence};
 use crate::speculation::{Acceptance, Drafter, Lookup, StepCosts};
 use crate::sync::mpsc::Receiver;
+use crate::thoughts::Thoughts;
 use crate::{BlockChain, BlockHash, EngineError, Event, LogitsBuffer, Miss, Request, Runner, Sampler, Scratch};
 use disk::Restoring;
 use std::collections::{HashMap, VecDeque};
@@ -69,7 +70,6 @@ pub(crate) struct Worker {
     context_len: usize,
     sequences: HashMap<SequenceId, Sequence>,
     requests: HashMap<u64, ActiveRequest>,
-    num_accepted: u64,
     num_sequences: u64,
     logits: LogitsBuffer,
     /// Who draws from which row of them.
@@ -126,7 +126,6 @@ impl Worker {
             context_len: limits.context_len.min(limits.num_blocks * limits.block_size),
             sequences: HashMap::new(),
             requests: HashMap::new(),
-            num_accepted: 0,
             num_sequences: 0,
             logits: LogitsBuffer::new(limits.vocab_size),
             draws: Vec::new(),
@@ -181,16 +180,14 @@ impl Worker {
     }
 
     fn accept(&mut self, submission: Submission) {
-        let Submission { request, pooler, events, submitted } = submission;
-        let key = self.num_accepted;
-        self.num_accepted += 1;
+        let Submission { id: key, request, pooler, events, submitted } = submission;
         let mut active = ActiveRequest::new(events, &request, submitted);
         let pooling = pooler.as_ref().map(Pooler::pooling);
         active.pooler = pooler;
         if pooling.is_none() {
             self.shared.metrics.note_params(&request.sampling);
         }
-        let Request { prompt_tokens: prompt, sampling, priority, cache_salt, mut grammar, .. } = request;
+        let Request { prompt_tokens: prompt, sampling, priority, cache_salt, mut grammar, thinking, .. } = request;
         // Nothing follows a prompt that becomes a vector.
         let room = if pooling.is_some() { 0 } else { self.context_len - prompt.len() };
         let max_len = prompt.len() + sampling.max_tokens.map_or(room, |max| max.min(room));
@@ -221,6 +218,7 @@ impl Worker {
             // A copy of a grammar takes a tenth of a millisecond: the last choice has the grammar itself.
             let its = if choice + 1 == num_choices { grammar.take() } else { grammar.clone() };
             sequence.form = its.map(|grammar| Form::Idle(grammar, Vec::new()));
+            sequence.thoughts = thinking.clone().map(Thoughts::new);
             self.sequences.insert(id, sequence);
         }
         self.requests.insert(key, active);
@@ -231,7 +229,10 @@ impl Worker {
         for &Admission { sequence, cached_tokens, cacheable_tokens, miss, is_return } in &step.admitted {
             let key = self.sequences[&sequence].request;
             let Some(request) = self.requests.get_mut(&key).filter(|_| !is_return) else { continue };
-            request.note_admitted(cached_tokens);
+            request.note_admitted(cached_tokens, miss);
+            if let Some(event) = request.progress(cached_tokens, Instant::now()) {
+                self.outbox.push((request.events.clone(), event));
+            }
             if let Some(disk) = &self.disk {
                 // What is served from memory should not leave the disk for it.
                 let num_cached = cached_tokens / self.scheduler.blocks().block_size();
@@ -251,6 +252,9 @@ impl Worker {
     fn note_preempted(&mut self, step: &Step) {
         for &id in &step.preempted {
             tracing::debug!(sequence = id.0, "preempted: an older sequence needed its blocks");
+            if let Some(sequence) = self.sequences.get_mut(&id) {
+                sequence.num_preemptions += 1;
+            }
             if let Some(drafter) = &mut self.drafter {
                 drafter.forget(id);
             }
@@ -262,9 +266,14 @@ impl Worker {
     fn publish(&mut self) {
         let mut status = self.shared.status();
         status.running = self.scheduler.num_running();
+        status.deferred = self.scheduler.num_deferred() + self.restoring.len();
         status.free_blocks = self.scheduler.blocks().num_free();
         status.idle_blocks = self.scheduler.blocks().num_idle();
         drop(status);
+        let mut running = self.shared.running();
+        running.clear();
+        running.extend(self.scheduler.running().filter_map(|id| Some(self.sequences.get(&id)?.running())));
+        drop(running);
         self.shared.delivery.begin();
         for (events, event) in self.outbox.drain(..) {
             // A closed stream is noticed before the next step.

@@ -190,6 +190,7 @@ impl Worker {
             if !self.sequences.contains_key(&entry.sequence) {
                 continue;
             }
+            self.tell_progress(entry);
             let outcome = self.read_prompt(entry, rows.clone()).and_then(|()| {
                 if self.is_embedded(entry) {
                     return self.pool(entry, hidden);
@@ -214,6 +215,15 @@ impl Worker {
                 let key = self.sequences[&entry.sequence].request;
                 self.fail(key, &error);
             }
+        }
+    }
+
+    /// Tells how much of a prompt is computed, if that is asked for.
+    fn tell_progress(&mut self, entry: &StepEntry) {
+        let key = self.sequences[&entry.sequence].request;
+        let Some(request) = self.requests.get_mut(&key) else { return };
+        if let Some(event) = request.progress(entry.tokens.end, Instant::now()) {
+            self.outbox.push((request.events.clone(), event));
         }
     }
 
@@ -262,6 +272,9 @@ impl Worker {
         let chosen: Vec<u32> = news.iter().map(|accepted| accepted.token).collect();
         let pairs = chosen.iter().zip(&guess.tokens[..entry.num_guesses]);
         let num_right = pairs.take_while(|(token, guess)| token == guess).count();
+        // A choice that goes on has a last token that is not computed, also where a guess was right and the next row has no mask.
+        let goes_on = news.last().is_some_and(|accepted| !accepted.is_finished);
+        let num_right = if goes_on { num_right.min(chosen.len() - 1) } else { num_right };
         let full = self.scheduler.advance(entry, &chosen, num_right);
         self.save(id, full);
         self.learn(id, &guess, entry.num_guesses, &chosen, num_right);
@@ -287,7 +300,12 @@ impl Worker {
         }
         for (place, row) in rows.enumerate() {
             let accepted = self.choose(id, row, place, now)?;
-            let is_last = accepted.is_finished || guesses.get(place) != Some(&accepted.token);
+            // A guess that a grammar's mask leaves out may be the end mark of thoughts all the same; behind it there is no mask.
+            let is_masked = match &self.sequences[&id].form {
+                Some(Form::Ready(masked)) => place + 1 < masked.masks.len(),
+                _ => true,
+            };
+            let is_last = accepted.is_finished || !is_masked || guesses.get(place) != Some(&accepted.token);
             news.push(accepted);
             if is_last {
                 break;
@@ -301,23 +319,31 @@ impl Worker {
     fn choose(&mut self, id: SequenceId, row: usize, place: usize, now: Instant) -> Result<Accepted, EngineError> {
         let drawn = self.drawn(id, row);
         let sequence = self.sequences.get_mut(&id).expect("only living sequences choose");
+        let due = sequence.due();
         let position = sequence.tokens.len();
         let (logits, scratch) = (&self.logits, &mut self.scratch);
         // A panic in here, say of the tokenizer on a strange vocabulary, costs one request and not the engine.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let Some(Form::Ready(masked)) = &mut sequence.form else {
-                let sampled = match drawn {
+                let sampled = match due.or(drawn) {
                     Some(token) if sequence.sampler.wants_logprobs() => {
                         sequence.sampler.forced(token, logits.row(row))?
                     }
-                    Some(token) => Sampled { token, logprobs: None },
+                    Some(token) => Sampled { token, logprobs: None, surprise: None },
                     None => sequence.sampler.sample(logits.row(row), None, scratch)?,
                 };
                 return Ok(sequence.accept(sampled, false));
             };
-            let mask = masked.masks[place].words();
-            let sampled = sequence.sampler.sample(logits.row(row), Some(mask), scratch)?;
-            masked.grammar.accept(sampled.token).map_err(|error| Unchosen::Form(error.to_string()))?;
+            // Inside a character a grammar takes no mark; then that character is completed first.
+            let sampled = match due.filter(|&token| masked.grammar.accept(token).is_ok()) {
+                Some(token) => sequence.sampler.forced(token, logits.row(row))?,
+                None => {
+                    let mask = masked.masks[place].words();
+                    let sampled = sequence.sampler.sample(logits.row(row), Some(mask), scratch)?;
+                    masked.grammar.accept(sampled.token).map_err(|error| Unchosen::Form(error.to_string()))?;
+                    sampled
+                }
+            };
             let is_complete = masked.grammar.is_finished();
             Ok(sequence.accept(sampled, is_complete))
         }));

@@ -3,7 +3,7 @@
 use crate::support::*;
 use std::time::{Duration, Instant};
 use taper_engine::stub::StubRunner;
-use taper_engine::{EngineConfig, FinishReason, RunnerLimits, SamplingParams};
+use taper_engine::{EngineConfig, FinishReason, Miss, Request, RunnerLimits, RunningChoice, SamplingParams};
 
 #[test]
 fn a_reply_streams_as_text_and_stops_at_the_end_token() {
@@ -209,4 +209,57 @@ fn recomputed_rows_are_those_of_the_steps_that_a_request_was_part_of() {
     // Choices of one request share steps, which count once.
     let two = request("> ", SamplingParams { n: 2, max_tokens: Some(3), ..SamplingParams::default() });
     assert_eq!(ask(&engine, two).usage.unwrap().recomputed_rows, 3 * 5);
+}
+
+#[test]
+fn who_asks_hears_how_much_of_the_prompt_is_computed() {
+    let limits = RunnerLimits { max_rows: 16, ..limits() };
+    let engine = start(StubRunner::replying(limits, bytes("ok"), end_token()));
+    let asked = |prompt: &str, n: usize| {
+        let sampling = SamplingParams { n, ..SamplingParams::greedy() };
+        Request { tells_progress: true, ..request(prompt, sampling) }
+    };
+    let prompt = "p".repeat(50);
+    let answer = ask(&engine, asked(&prompt, 2));
+    let computed: Vec<usize> = answer.progress.iter().map(|&(_, computed)| computed).collect();
+    assert_eq!((computed.first(), computed.last()), (Some(&0), Some(&50)));
+    assert!(computed.len() > 3 && computed.is_sorted_by(|a, b| a < b), "{computed:?}");
+    assert_eq!(answer.choices[1].text, "ok");
+    // Three blocks are kept.
+    let again = ask(&engine, asked(&prompt, 1)).progress;
+    assert_eq!((again.first(), again.last()), (Some(&(48, 48)), Some(&(48, 50))));
+    assert_eq!(ask(&engine, greedy(&prompt, 5)).progress, []);
+}
+
+#[test]
+fn usage_says_why_the_cache_had_no_more() {
+    let engine = start(replying("ok"));
+    let miss = |prompt: String| ask(&engine, greedy(&prompt, 3)).usage.unwrap();
+    assert_eq!(miss("a".repeat(40)).miss, Some(Miss::New));
+    let whole = miss("a".repeat(40));
+    assert_eq!((whole.cached_tokens, whole.miss), (32, None));
+    let near = miss(format!("{}b", "a".repeat(20)) + &"a".repeat(20));
+    assert_eq!((near.cached_tokens, near.miss), (16, Some(Miss::Departs { common: 4 })));
+}
+
+#[test]
+fn running_choices_are_told_with_their_requests() {
+    let (runner, gate) = replying("a long enough reply").with_gate();
+    let engine = start(runner);
+    assert_eq!(engine.running(), []);
+    let streams: Vec<_> = (0..2).map(|_| engine.submit(greedy("> ", 9)).unwrap()).collect();
+    let ids: Vec<u64> = streams.iter().map(taper_engine::EventStream::id).collect();
+    assert_ne!(ids[0], ids[1]);
+    gate.allow(3);
+    let have_begun = |running: &[RunningChoice]| running.iter().all(|running| running.generated_tokens > 0);
+    eventually("both run", || engine.running().len() == 2 && have_begun(&engine.running()));
+    let running = engine.running();
+    assert_eq!(running.iter().map(|running| running.request).collect::<Vec<_>>(), ids);
+    for running in running {
+        assert_eq!((running.choice, running.prompt_tokens), (0, 2));
+        assert_eq!(running.generated_tokens + running.room, 9);
+    }
+    gate.open();
+    streams.into_iter().for_each(|stream| drop(read(stream)));
+    eventually("none runs", || engine.running().is_empty());
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use taper_engine::stub::StubRunner;
 use taper_engine::{
-    DiskCache, Engine, EngineConfig, EngineError, EngineParts, Event, Request, Runner, RunnerLimits, SamplingParams,
-    Speculation, SubmitError,
+    DiskCache, Engine, EngineConfig, EngineError, EngineParts, Event, QueueLimit, Request, Runner, RunnerLimits,
+    SamplingParams, Speculation, SubmitError,
 };
 use taper_testkit::rng::SplitMix;
 
@@ -20,7 +20,7 @@ fn a_full_queue_refuses_with_a_hint_and_takes_the_next_when_one_leaves() {
     let engine = start_with(runner, EngineConfig { max_batch: 1, max_queued: 2, ..EngineConfig::default() });
     let mut streams: Vec<_> = (0..3).map(|_| engine.submit(greedy("> ", 9)).unwrap()).collect();
     let refused = engine.submit(greedy("> ", 9)).err();
-    assert_eq!(refused, Some(SubmitError::QueueFull { retry_after_s: 1 }));
+    assert_eq!(refused, Some(SubmitError::QueueFull { limit: QueueLimit::Requests, retry_after_s: 1 }));
     gate.open();
     assert_eq!(read(streams.remove(0)).text(), "Hi");
     // Whoever sees an answer end may submit at once.
@@ -106,7 +106,7 @@ fn drained_can_be_awaited_by_several() {
                 Event::Text { text: piece, .. } | Event::Finished { text: piece, .. } => text.push_str(&piece),
                 Event::Done(usage) => assert_eq!(usage.completion_tokens, 6),
                 Event::Failed(error) => panic!("{error}"),
-                Event::PromptLogprobs(_) | Event::Embedding(_) => {}
+                Event::PromptLogprobs(_) | Event::PromptProgress { .. } | Event::Embedding(_) => {}
             }
         }
         assert_eq!(text, "Hello");
@@ -253,7 +253,8 @@ fn queued_tokens_are_limited_and_one_long_prompt_alone_is_not() {
     gate.allow(1);
     eventually("it runs", || engine.status().running == 1);
     let long = engine.submit(greedy(&"long".repeat(10), 1)).unwrap();
-    assert!(matches!(engine.submit(greedy("p", 1)), Err(SubmitError::QueueFull { .. })));
+    let refused = engine.submit(greedy("p", 1)).err();
+    assert!(matches!(refused, Some(SubmitError::QueueFull { limit: QueueLimit::Tokens, .. })), "{refused:?}");
     drop(long);
     gate.allow(2);
     eventually("there is room", || engine.submit(greedy("p", 1)).is_ok());

@@ -13,3 +13,4 @@ mod metrics;
 mod model;
 mod sampling;
 mod support;
+mod thoughts;

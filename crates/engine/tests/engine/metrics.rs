@@ -22,10 +22,13 @@ fn tally(histogram: &Histogram) -> (u64, u64) {
 }
 
 /// What is observed once for each choice that ends with an answer.
-fn per_answer(metrics: &EngineMetrics) -> [u64; 6] {
-    let EngineMetrics { e2e_latency_s, queue_time_s, prefill_time_s, decode_time_s, prompt_tokens, .. } = metrics;
-    [e2e_latency_s, queue_time_s, prefill_time_s, decode_time_s, prompt_tokens, &metrics.generation_tokens]
-        .map(Histogram::count)
+fn per_answer(metrics: &EngineMetrics) -> [u64; 9] {
+    let EngineMetrics { e2e_latency_s, queue_time_s, inference_time_s, prefill_time_s, decode_time_s, .. } = metrics;
+    let EngineMetrics { prompt_tokens, computed_prompt_tokens, generation_tokens, preemptions, .. } = metrics;
+    let times = [e2e_latency_s, queue_time_s, inference_time_s, prefill_time_s, decode_time_s];
+    let counts = [prompt_tokens, computed_prompt_tokens, generation_tokens, preemptions];
+    let mut all = times.into_iter().chain(counts).map(Histogram::count);
+    std::array::from_fn(|_| all.next().unwrap())
 }
 
 #[test]
@@ -39,10 +42,13 @@ fn answers_are_counted_and_timed_by_choice_and_by_step() {
 
     let (metrics, status) = (engine.metrics(), engine.status());
     assert_eq!(ended(&engine), [3, 1, 0, 0]);
-    assert_eq!(per_answer(metrics), [4; 6]);
+    assert_eq!(per_answer(metrics), [4; 9]);
     // Six tokens with the ending one, three, and twice six.
     assert_eq!((metrics.num_generated(), tally(&metrics.generation_tokens)), (21, (4, 21)));
     assert_eq!(tally(&metrics.prompt_tokens), (4, 40 + 40 + 10 + 10));
+    // The second found two blocks of 16, and the last shares the blocks of the third.
+    assert_eq!(tally(&metrics.computed_prompt_tokens), (4, 40 + 8 + 10));
+    assert_eq!((tally(&metrics.longest_choice), tally(&metrics.preemptions)), ((3, 6 + 3 + 6), (4, 0)));
     assert_eq!(metrics.time_to_first_token_s.count(), 4);
     assert_eq!(metrics.inter_token_latency_s.count(), 21 - 4);
     assert_eq!(metrics.time_per_output_token_s.count(), 4);
@@ -86,7 +92,8 @@ fn a_dropped_stream_is_an_abort_of_all_its_choices_and_no_answer() {
     gate.open();
     eventually("all are gone", || num_live(&engine) == 0);
     assert_eq!(ended(&engine), [0, 0, 3, 0]);
-    assert_eq!(per_answer(engine.metrics()), [0; 6]);
+    assert_eq!(per_answer(engine.metrics()), [0; 9]);
+    assert_eq!(engine.metrics().longest_choice.count(), 0);
     assert_eq!(engine.metrics().time_to_first_token_s.count(), 2);
 }
 
@@ -94,7 +101,7 @@ fn a_dropped_stream_is_an_abort_of_all_its_choices_and_no_answer() {
 fn a_failed_step_is_an_error_of_its_choices_and_no_step_of_the_histogram() {
     let engine = start_with(replying("Hello").failing_at(1..2), plain());
     assert!(ask(&engine, request("> ", SamplingParams { n: 2, ..SamplingParams::greedy() })).error.is_some());
-    assert_eq!((ended(&engine), per_answer(engine.metrics())), ([0, 0, 0, 2], [0; 6]));
+    assert_eq!((ended(&engine), per_answer(engine.metrics())), ([0, 0, 0, 2], [0; 9]));
     assert_eq!((engine.status().failed_steps, tally(&engine.metrics().step_tokens)), (1, (1, 2)));
 }
 
@@ -118,6 +125,7 @@ fn a_preempted_choice_has_one_first_token_and_each_of_its_tokens_once() {
     assert!(status.preemptions > 0, "{status:?}");
     assert_eq!((metrics.time_to_first_token_s.count(), metrics.inter_token_latency_s.count()), (2, 2 * 59));
     assert_eq!((metrics.num_generated(), tally(&metrics.generation_tokens)), (120, (2, 120)));
+    assert_eq!(tally(&metrics.preemptions), (2, status.preemptions));
 }
 
 #[test]
@@ -128,6 +136,25 @@ fn tokens_of_one_step_share_one_latency() {
     assert!(status.right_guesses > 0, "{status:?}");
     assert_eq!(metrics.num_generated(), 200);
     assert_eq!(metrics.inter_token_latency_s.count(), status.steps - 1);
+    let by_place: Vec<u64> = metrics.num_right_by_place().collect();
+    assert!(by_place.is_sorted_by(|a, b| a >= b) && by_place[0] > 0, "{by_place:?}");
+    assert_eq!(by_place.iter().sum::<u64>(), status.right_guesses);
     // The prompt of one token, then in every step the latest token and the guesses of what follows it.
     assert_eq!(tally(&metrics.step_tokens), (status.steps, status.steps + status.guessed_tokens));
+}
+
+#[test]
+fn who_waits_for_blocks_of_another_is_deferred_and_not_short_of_room() {
+    let (runner, gate) = StubRunner::new(limits(), |_| u32::from(b'x')).with_gate();
+    // A prompt takes several steps.
+    let engine = start_with(runner, EngineConfig { token_budget: Some(64), ..plain() });
+    let prompt = "p".repeat(200);
+    let streams: Vec<_> = (0..3).map(|_| engine.submit(greedy(&prompt, 1)).unwrap()).collect();
+    gate.allow(2);
+    eventually("the others wait for the first", || engine.status().deferred == 2);
+    let status = engine.status();
+    assert_eq!((status.running, status.queued), (1, 2));
+    gate.open();
+    streams.into_iter().for_each(|stream| drop(read(stream)));
+    assert_eq!(engine.status().deferred, 0);
 }

@@ -4,7 +4,8 @@ use crate::support::*;
 use std::time::Duration;
 use taper_engine::stub::StubRunner;
 use taper_engine::{
-    EngineConfig, EngineError, FinishReason, Request, SamplingParams, Speculation, SubmitError, TokenLogprobs,
+    Dry, DynamicTemperature, EngineConfig, EngineError, FinishReason, Mirostat, MirostatVersion, Request,
+    SamplingParams, Speculation, Stage, SubmitError, TokenLogprobs, Xtc,
 };
 
 /// A model that would say "abcabc..." for ever: each letter is followed by the next, with the end of the text as the second
@@ -51,6 +52,32 @@ fn the_repetition_penalty_sees_the_prompt_and_the_others_do_not() {
     let greedy = SamplingParams::greedy;
     check(SamplingParams { repetition_penalty: 1.3, ..greedy() }, "");
     check(SamplingParams { presence_penalty: 2.0, frequency_penalty: 2.0, ..greedy() }, "abc");
+}
+
+#[test]
+fn penalties_may_look_at_the_last_tokens_alone() {
+    let greedy = |penalty_last_n| SamplingParams { penalty_last_n, ..SamplingParams::greedy() };
+    // A letter comes again after three tokens.
+    check(SamplingParams { presence_penalty: 1.5, ..greedy(Some(3)) }, "abc", FinishReason::Stop);
+    check(SamplingParams { presence_penalty: 1.5, ..greedy(Some(2)) }, "abcabcabc", FinishReason::Length);
+    check(SamplingParams { repetition_penalty: 1.3, ..greedy(Some(2)) }, "abcabcabc", FinishReason::Length);
+    check(SamplingParams { repetition_penalty: 1.3, ..greedy(Some(0)) }, "abcabcabc", FinishReason::Length);
+}
+
+#[test]
+fn repetitions_across_prompt_and_answer_are_penalised() {
+    let engine = start(alphabet());
+    let check = |dry: Dry, expected| {
+        let dry = Dry { multiplier: 1.5, base: 1.0, ..dry };
+        let sampling = SamplingParams { dry, max_tokens: Some(9), ..SamplingParams::greedy() };
+        assert_eq!(ask(&engine, request("zabc", sampling)).text(), expected);
+    };
+    // After "zabcab" the c would be a third token that is repeated.
+    check(Dry::default(), "ab");
+    check(Dry { allowed_length: 1, ..Dry::default() }, "a");
+    check(Dry { last_n: Some(3), ..Dry::default() }, "abcabcabc");
+    check(Dry { sequence_breakers: [bytes("b")].into(), ..Dry::default() }, "abcabcabc");
+    check(Dry { sequence_breakers: [bytes("bc")].into(), ..Dry::default() }, "ab");
 }
 
 #[test]
@@ -187,25 +214,55 @@ fn everything(seed: u64) -> SamplingParams {
     }
 }
 
+/// What `everything` leaves out: other stages in another order, or mirostat.
+fn everything_else(seed: u64) -> SamplingParams {
+    let mirostat = [None, Some(MirostatVersion::One), Some(MirostatVersion::Two)][seed as usize % 3];
+    SamplingParams {
+        seed: Some(seed),
+        max_tokens: Some(40),
+        penalty_last_n: Some(6),
+        presence_penalty: 0.3,
+        repetition_penalty: 1.2,
+        dry: Dry { multiplier: 0.5, allowed_length: 1, sequence_breakers: [bytes("e")].into(), ..Dry::default() },
+        order: vec![Stage::Xtc, Stage::TopK, Stage::TopNSigma, Stage::TopP, Stage::TypicalP, Stage::Temperature],
+        top_k: 20,
+        top_p: 0.9,
+        typical_p: 0.9,
+        top_n_sigma: 2.0,
+        temperature: 0.9,
+        dynamic_temperature: DynamicTemperature { range: 0.5, exponent: 0.7 },
+        xtc: Xtc { probability: 0.5, threshold: 0.05 },
+        min_keep: 3,
+        mirostat: mirostat.map(|version| Mirostat { tau: 3.0, eta: 0.5, ..Mirostat::new(version) }),
+        logprobs: Some(3),
+        logprobs_of_draw: seed % 2 == 0,
+        ..SamplingParams::default()
+    }
+}
+
 #[test]
 fn the_same_seed_gives_the_same_text_alone_and_in_company() {
     let prompts: Vec<String> = (0..10).map(|number| format!("{number} and more")).collect();
-    let engine = start(chaotic(limits()));
-    let alone: Vec<Answer> =
-        prompts.iter().zip(0..).map(|(prompt, seed)| ask(&engine, request(prompt, everything(seed)))).collect();
-    // Too few blocks for all at once: some are preempted and computed again.
-    let few = taper_engine::RunnerLimits { num_blocks: 14, block_size: 8, max_rows: 24, ..limits() };
-    let (runner, gate) = chaotic(few).with_gate();
-    let engine = start(runner);
-    let submit = |(prompt, seed): (&String, u64)| engine.submit(request(prompt, everything(seed))).unwrap();
-    let streams: Vec<_> = prompts.iter().zip(0..).map(submit).collect();
-    gate.open();
-    let together: Vec<Answer> = streams.into_iter().map(read).collect();
-    for (alone, together) in alone.iter().zip(&together) {
-        assert_eq!(alone.choices, together.choices);
-        assert!(!alone.choices[0].text.contains("ab") && !alone.choices[0].text.contains("cde"));
+    for sampling in [everything, everything_else] {
+        let engine = start(chaotic(limits()));
+        let alone: Vec<Answer> =
+            prompts.iter().zip(0..).map(|(prompt, seed)| ask(&engine, request(prompt, sampling(seed)))).collect();
+        // Too few blocks for all at once: some are preempted and computed again.
+        let few = taper_engine::RunnerLimits { num_blocks: 14, block_size: 8, max_rows: 24, ..limits() };
+        let (runner, gate) = chaotic(few).with_gate();
+        let engine = start(runner);
+        let submit = |(prompt, seed): (&String, u64)| engine.submit(request(prompt, sampling(seed))).unwrap();
+        let streams: Vec<_> = prompts.iter().zip(0..).map(submit).collect();
+        gate.open();
+        let together: Vec<Answer> = streams.into_iter().map(read).collect();
+        for (alone, together) in alone.iter().zip(&together) {
+            assert_eq!(alone.choices, together.choices);
+            assert!(alone.choices[0].tokens.len() == 40, "{alone:?}");
+            let has_bad_words = alone.choices[0].text.contains("ab") || alone.choices[0].text.contains("cde");
+            assert!(sampling(0).bad_words.is_empty() || !has_bad_words);
+        }
+        assert!(engine.status().preemptions > 0, "{:?}", engine.status());
     }
-    assert!(engine.status().preemptions > 0, "{:?}", engine.status());
 }
 
 #[test]
@@ -225,8 +282,20 @@ fn guessed_answers_are_those_of_one_token_at_a_time() {
             logprobs: Some(2),
             ..SamplingParams::default()
         };
-        let ask = |seed| ask(&engine, request("abcabcabczabcabc", sampling(seed))).choices;
-        let all: Vec<Vec<Choice>> = (0..20).map(ask).collect();
+        let others = |seed| {
+            let mirostat = [None, Some(MirostatVersion::One), Some(MirostatVersion::Two)][seed as usize % 3];
+            SamplingParams {
+                penalty_last_n: Some(20),
+                dry: Dry { multiplier: 0.01, base: 1.1, ..Dry::default() },
+                xtc: Xtc { probability: 0.2, threshold: 0.1 },
+                top_n_sigma: 8.0,
+                dynamic_temperature: DynamicTemperature { range: 0.2, exponent: 1.0 },
+                mirostat: mirostat.map(|version| Mirostat { tau: 0.5, ..Mirostat::new(version) }),
+                ..sampling(seed)
+            }
+        };
+        let ask = |sampling| ask(&engine, request("abcabcabczabcabc", sampling)).choices;
+        let all: Vec<Vec<Choice>> = (0..20).flat_map(|seed| [ask(sampling(seed)), ask(others(seed))]).collect();
         (all, engine.status())
     };
     let (plain, _) = answers(Speculation::Off);
@@ -236,6 +305,17 @@ fn guessed_answers_are_those_of_one_token_at_a_time() {
     let counts_match =
         |choice: &Choice| choice.logprobs.iter().map(|found| found.token).eq(choice.tokens.iter().copied());
     assert!(guessed.iter().flatten().all(counts_match));
+}
+
+#[test]
+fn mirostats_state_is_that_of_a_choice() {
+    let engine = start(chaotic(limits()));
+    let mirostat = Some(Mirostat { tau: 2.0, eta: 1.0, ..Mirostat::new(MirostatVersion::Two) });
+    let sampling = |n| SamplingParams { n, mirostat, seed: Some(5), max_tokens: Some(30), ..SamplingParams::default() };
+    let three = ask(&engine, request("> ", sampling(3)));
+    let one = ask(&engine, request("> ", sampling(1)));
+    assert_eq!(three.choices[0].tokens, one.choices[0].tokens);
+    assert_ne!(three.choices[0].tokens, three.choices[1].tokens);
 }
 
 #[test]

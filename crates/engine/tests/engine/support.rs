@@ -99,6 +99,8 @@ pub(crate) struct Answer {
     pub(crate) choices: Vec<Choice>,
     pub(crate) prompt_logprobs: Option<Vec<Option<TokenLogprobs>>>,
     pub(crate) embedding: Option<Vec<f32>>,
+    /// Tokens of the prompt that were cached, and that were computed, as they were told.
+    pub(crate) progress: Vec<(usize, usize)>,
     pub(crate) usage: Option<Usage>,
     pub(crate) error: Option<EngineError>,
 }
@@ -131,6 +133,10 @@ pub(crate) fn read(mut stream: EventStream) -> Answer {
             Event::PromptLogprobs(logprobs) => {
                 assert!(answer.choices.is_empty() && answer.prompt_logprobs.is_none(), "before all text, and once");
                 answer.prompt_logprobs = Some(logprobs);
+            }
+            Event::PromptProgress { cached_tokens, computed_tokens, seconds } => {
+                assert!(answer.choices.is_empty() && seconds >= 0.0, "before all text");
+                answer.progress.push((cached_tokens, computed_tokens));
             }
             Event::Embedding(vector) => {
                 assert!(answer.choices.is_empty() && answer.embedding.is_none(), "nothing else, and once");

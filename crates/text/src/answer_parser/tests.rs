@@ -284,6 +284,25 @@ fn thoughts_are_told_apart() {
 }
 
 #[test]
+fn an_answer_that_goes_on_keeps_its_first_blanks() {
+    let goes_on = |start| AnswerSyntax { goes_on: true, ..thinking(start) };
+    let over = goes_on(ReasoningStart::Over);
+    check(&over, " world. <think>", "T: world. <think>|");
+    check(&over, "\n", "T:\n|");
+    check(&over, ", so:\n<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>", "T:, so:|0:f({})|");
+    let open = goes_on(ReasoningStart::Open);
+    check(&open, " and so.\n</think>\n\nYes.", "R: and so.|T:Yes.|");
+    check(&open, "\n</think>\n\nYes.", "T:Yes.|");
+    // Within a text a call has its mark; behind thoughts it may stand alone as ever.
+    let call = "{\"name\": \"f\", \"parameters\": {}}";
+    let llama =
+        |start| AnswerSyntax { goes_on: true, reasoning: Some((THINK, start)), ..tools(ToolFormat::Llama3, false) };
+    check(&llama(ReasoningStart::Over), call, &format!("T:{call}|"));
+    check(&llama(ReasoningStart::Over), &format!("<|python_tag|>{call}"), "0:f({})|");
+    check(&llama(ReasoningStart::Open), &format!("</think>{call}"), "0:f({})|");
+}
+
+#[test]
 fn calls_in_thoughts_are_thoughts_and_calls_behind_them_are_calls() {
     let call = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
     check(
@@ -342,7 +361,8 @@ fn syntaxes() -> Vec<AnswerSyntax> {
     let formats = [Hermes, Llama3, Mistral, MistralArgs];
     let starts = [ReasoningStart::Possible, ReasoningStart::Open, ReasoningStart::Over];
     let formats = formats.into_iter().flat_map(|format| [tools(format, false), tools(format, true)]);
-    formats.chain(starts.map(thinking)).collect()
+    let goes_on = starts.map(|start| AnswerSyntax { goes_on: true, ..thinking(start) });
+    formats.chain(starts.map(thinking)).chain(goes_on).collect()
 }
 
 proptest! {

@@ -55,6 +55,7 @@ fn read_message(mut fields: Fields) -> Result<ChatMessage, ApiError> {
     let (newer, older) = (fields.string("reasoning")?, fields.string("reasoning_content")?);
     let name = fields.string("name")?;
     let content_name = fields.name_of("content");
+    let reasoning_content = older.or(newer).filter(|_| role == "assistant");
     let content = match fields.take("content") {
         Some(Value::String(text)) => text,
         Some(Value::Array(parts)) => read_parts(parts, &content_name)?,
@@ -62,10 +63,9 @@ fn read_message(mut fields: Fields) -> Result<ChatMessage, ApiError> {
             let message = format!("{content_name} must be a string or an array of text parts, got {}", show(&other));
             return Err(ApiError::invalid(content_name, message));
         }
-        None if !tool_calls.is_empty() => String::new(),
+        None if !tool_calls.is_empty() || reasoning_content.is_some() => String::new(),
         None => return Err(ApiError::missing(&content_name, format!("{content_name} is missing"))),
     };
-    let reasoning_content = older.or(newer).filter(|_| role == "assistant");
     Ok(ChatMessage { role: role.to_owned(), content, name, tool_calls, tool_call_id, reasoning_content })
 }
 

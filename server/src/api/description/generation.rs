@@ -6,7 +6,7 @@ use taper_engine::MAX_LOGPROBS;
 use super::Operation;
 use super::schema::{
     Named, all, any_of, array, boolean, empty, ids, integer, integer_from, integer_in, map, nullable, number,
-    number_in, object, one_of, optional, reference, reference_as, string, strings,
+    number_from, number_in, object, one_of, optional, reference, reference_as, string, strings,
 };
 use crate::api::chat_completions::EFFORTS;
 use crate::limits::MAX_CHOICES;
@@ -49,7 +49,7 @@ pub(super) fn components() -> Vec<Named> {
 
 /// A name of the model.
 pub(super) fn model() -> Named {
-    ("model", string("The model's id, an alias of it, or \"default\"; another is a 404."))
+    ("model", string("The model's id, an alias of it, or \"default\"; another is a 404, an empty one as good as none."))
 }
 
 fn most_logprobs() -> i64 {
@@ -71,7 +71,7 @@ pub(super) fn shared_fields() -> Vec<Named> {
         ("typical_p", number_in(0.0, 1.0, "Locally typical sampling; 1 is off.")),
         ("seed", integer("The same seed gives the same text.")),
         ("repetition_penalty", number_in(0.01, 100.0, "Divides the logits of tokens of prompt and answer; 1 is off.")),
-        ("repeat_penalty", number_in(0.01, 100.0, "llama.cpp's name of repetition_penalty; over the whole text.")),
+        ("repeat_penalty", number_in(0.01, 100.0, "llama.cpp's name of repetition_penalty.")),
         ("frequency_penalty", number_in(-2.0, 2.0, "Subtracted for each time that a token was generated.")),
         ("presence_penalty", number_in(-2.0, 2.0, "Subtracted once a token was generated.")),
         ("logit_bias", logit_bias()),
@@ -87,8 +87,26 @@ pub(super) fn shared_fields() -> Vec<Named> {
         ("stop_token_ids", ids("Tokens that end an answer.")),
         ("include_stop_str_in_output", boolean("Put the stop text into the answer after all.")),
         ("ignore_eos", boolean("Go on after the token that ends a text.")),
+        (
+            "timings",
+            boolean(
+                "Whether the answer tells where the time went. Where nothing is said, chat completions and text completions of one \
+                 prompt do, messages, responses and completions of several prompts do not; /completion always does.",
+            ),
+        ),
+        (
+            "t_max_predict_ms",
+            integer_from(
+                -1,
+                "llama.cpp's: end the answer at its first line break after this time since its first text; -1 and 0 are off.",
+            ),
+        ),
         ("stream", boolean("Answer with server-sent events.")),
-        ("stream_options", optional(vec![("include_usage", boolean("A last chunk has the usage."))])),
+        ("stream_options", stream_options()),
+        (
+            "return_progress",
+            boolean("llama.cpp's: a stream tells how much of its prompt is computed; not on messages and responses."),
+        ),
         (
             "prompt_logprobs",
             integer_in(0, most_logprobs(), "vLLM's: log-probabilities of the prompt's tokens; not in streams."),
@@ -98,16 +116,79 @@ pub(super) fn shared_fields() -> Vec<Named> {
         ("priority", integer("Lower is served earlier.")),
         ("cache_salt", string("Cached prompts are shared only under the same salt.")),
     ];
+    fields.extend(sampler_fields());
     fields.extend(form_fields());
     fields
 }
 
+/// The samplers that have llama.cpp's names.
+fn sampler_fields() -> Vec<Named> {
+    vec![
+        (
+            "repeat_last_n",
+            integer_from(-1, "Tokens that the penalties look at; -1, the default, is all, 0 turns them off."),
+        ),
+        ("dry_multiplier", number_from(0.0, "DRY, a penalty on repetitions; 0 is off.")),
+        (
+            "dry_base",
+            number_from(1.0, "What each repeated token multiplies the penalty by; 1.75 where nothing is said."),
+        ),
+        ("dry_allowed_length", integer_from(0, "Tokens that may be repeated; 2 where nothing is said.")),
+        (
+            "dry_penalty_last_n",
+            integer_from(-1, "Tokens that DRY looks at, 64 where nothing is said; -1 is all, 0 is off."),
+        ),
+        (
+            "dry_sequence_breakers",
+            strings(
+                "No repetition goes across these; a line break, a colon, a quotation mark and an asterisk where nothing is said.",
+            ),
+        ),
+        (
+            "top_n_sigma",
+            number("Keep tokens within so many standard deviations of the largest logit; 0 and less are off."),
+        ),
+        ("dynatemp_range", number_from(0.0, "The temperature lies so far from temperature at the most; 0 is off.")),
+        (
+            "dynatemp_exponent",
+            number_from(0.0, "The power at which it rises with the entropy; 1 where nothing is said."),
+        ),
+        ("xtc_probability", number_in(0.0, 1.0, "How often XTC leaves out the most probable tokens; 0 is off.")),
+        (
+            "xtc_threshold",
+            number_in(0.0, 1.0, "All of at least this probability but the last; 0.1 where nothing is said."),
+        ),
+        ("min_keep", integer_from(0, "Tokens that min_p, typical_p, top_p and XTC keep at least.")),
+        ("mirostat", integer_in(0, 2, "Mirostat 1 or 2 in place of all that keeps or leaves out tokens; 0 is off.")),
+        ("mirostat_tau", number_in(0.0, 100.0, "The surprise that it aims at, in bits; 5 where nothing is said.")),
+        ("mirostat_eta", number_in(0.0, 10.0, "How much of an error it corrects at once; 0.1 where nothing is said.")),
+        (
+            "samplers",
+            any_of(
+                vec![strings("Names."), json!({ "type": "string", "pattern": "^[edskypmxt]*$" })],
+                "The samplers that apply, in this order; penalties and dry come first.",
+            ),
+        ),
+    ]
+}
+
+fn stream_options() -> Value {
+    optional(vec![
+        ("include_usage", boolean("A last chunk has the usage.")),
+        (
+            "continuous_usage_stats",
+            boolean("vLLM's: every chunk has the usage so far; on chat completions and text completions."),
+        ),
+        ("include_obfuscation", boolean("Nothing is hidden here: true is told among the ignored fields.")),
+    ])
+}
+
 fn logit_bias() -> Value {
-    json!({
-        "type": "object",
-        "description": "From token ids to what is added to their logits.",
-        "additionalProperties": { "type": "number", "minimum": -100, "maximum": 100 },
-    })
+    let bias = json!({ "anyOf": [{ "type": "number", "minimum": -100, "maximum": 100 }, { "const": false }] });
+    any_of(
+        vec![json!({ "type": "object", "additionalProperties": bias }), array(array(Value::Bool(true), ""), "")],
+        "What is added to logits: from token ids or texts to biases, or an array of [id or text, bias]; false is never.",
+    )
 }
 
 fn schema_of_json(about: &str) -> Value {
@@ -127,9 +208,26 @@ fn form_fields() -> Vec<Named> {
         ("guided_whitespace_pattern", empty("Not supported: it must be empty.")),
         ("regex", string("SGLang's name: a regular expression.")),
         ("ebnf", string("SGLang's name: a grammar.")),
-        ("grammar", string("llama.cpp's name: a grammar in GBNF.")),
+        (
+            "grammar",
+            any_of(
+                vec![json!({ "type": "string" }), typed_form()],
+                "llama.cpp's name: a grammar in GBNF; or as mistral.rs and TGI have it, a form of a type.",
+            ),
+        ),
         ("json_schema", schema_of_json("llama.cpp's name: a JSON schema.")),
     ]
+}
+
+/// A form of a type and a value.
+fn typed_form() -> Value {
+    object(
+        vec![
+            ("type", one_of(&["regex", "json_schema", "json", "json_object", "lark", "llguidance"], "")),
+            ("value", any_of(vec![json!({ "type": "string" }), map("")], "The expression, schema or grammar.")),
+        ],
+        &["type", "value"],
+    )
 }
 
 fn response_format() -> Value {
@@ -140,9 +238,10 @@ fn response_format() -> Value {
     ]);
     object(
         vec![
-            ("type", one_of(&["text", "json_object", "json_schema"], "")),
+            ("type", one_of(&["text", "json_object", "json_schema", "json", "regex"], "")),
             ("json_schema", json_schema),
             ("schema", schema_of_json("llama.cpp's place of the schema.")),
+            ("value", schema_of_json("TGI's place of the schema, or of the regular expression.")),
         ],
         &["type"],
     )
@@ -170,9 +269,29 @@ pub(super) fn template_variables() -> Named {
     ("chat_template_kwargs", map("Variables for the chat template, such as {\"enable_thinking\": false}."))
 }
 
+/// Where an answer begins.
+pub(super) fn opening_fields() -> [Named; 2] {
+    [
+        (
+            "continue_final_message",
+            boolean(
+                "vLLM's: go on with a last message of the assistant, or do not; where neither this nor add_generation_prompt is given, it \
+                 is continued.",
+            ),
+        ),
+        (
+            "add_generation_prompt",
+            boolean("vLLM's: false leaves out the beginning of an answer, true begins one even behind the assistant."),
+        ),
+    ]
+}
+
 /// What the model may call, what it may know of the conversation besides, and what of its thoughts is told.
 pub(super) fn conversation_fields() -> Vec<Named> {
-    vec![
+    let [continues, adds] = opening_fields();
+    let mut fields = vec![
+        continues,
+        adds,
         messages(),
         ("tools", array(reference("Tool"), "What the model may call.")),
         ("tool_choice", tool_choice()),
@@ -186,7 +305,23 @@ pub(super) fn conversation_fields() -> Vec<Named> {
             one_of(&["auto", "deepseek", "none"], "Where: in reasoning_content, or with none in the text."),
         ),
         ("reasoning_effort", one_of(EFFORTS, "How hard to think, where the chat template knows that.")),
+        ("enable_thinking", boolean("The same as chat_template_kwargs.enable_thinking.")),
         template_variables(),
+    ];
+    fields.extend(thinking_budgets());
+    fields
+}
+
+/// How many tokens the model may think.
+pub(super) fn thinking_budgets() -> Vec<Named> {
+    let budget = |about: &str| integer_from(-1, about);
+    vec![
+        (
+            "thinking_token_budget",
+            budget("Most tokens of thoughts; then the mark that ends them is written. -1 is no budget."),
+        ),
+        ("thinking_budget_tokens", budget("llama.cpp's name of the same.")),
+        ("reasoning_budget_tokens", budget("And its newer one.")),
     ]
 }
 
@@ -210,7 +345,7 @@ fn message() -> Value {
                 "content",
                 nullable(any_of(
                     vec![json!({ "type": "string" }), array(part, "")],
-                    "What is said; only a message with calls may have none.",
+                    "What is said; only a message with calls or thoughts may have none.",
                 )),
             ),
             ("name", string("Which of several speakers of a role.")),
@@ -295,7 +430,10 @@ fn completion_request() -> Value {
         ),
     ];
     fields.extend(shared_fields().into_iter().filter(|(name, _)| *name != "max_tokens"));
-    fields.push(("max_tokens", integer_from(0, "Tokens of the answer, 16 where nothing is said; 0 with echo alone.")));
+    fields.push((
+        "max_tokens",
+        integer_from(0, "Tokens of the answer, 16 where neither request nor server says; 0 with echo alone."),
+    ));
     object(fields, &["prompt"])
 }
 
@@ -333,8 +471,22 @@ fn enveloped(kind: &str, choice: Value, always: Vec<Named>, rest: Vec<Named>) ->
     object(fields, &required)
 }
 
-fn timings() -> Named {
-    ("timings", reference_as("Timings", "Where the time went; for one prompt alone."))
+/// Where the time went, where an answer tells.
+pub(super) fn timings() -> Named {
+    ("timings", reference_as("Timings", "Where the time went."))
+}
+
+fn progress() -> Named {
+    ("prompt_progress", reference_as("PromptProgress", "With return_progress; then there are no choices."))
+}
+
+fn usage_of_chunk() -> Named {
+    ("usage", nullable(any_of(vec![reference("Usage"), reference("UsageSoFar")], "")))
+}
+
+fn timings_of_prompts() -> Named {
+    let of_each = array(nullable(reference("Timings")), "Of several prompts, which overlap: one for each.");
+    ("timings", any_of(vec![reference("Timings"), of_each], "Where the time went."))
 }
 
 fn of_prompt() -> Vec<Named> {
@@ -398,7 +550,7 @@ fn chat_chunk() -> Value {
         &["index", "delta", "logprobs", "finish_reason"],
     );
     let mut rest = of_prompt();
-    rest.extend([("usage", nullable(reference("Usage"))), timings()]);
+    rest.extend([usage_of_chunk(), timings(), progress()]);
     enveloped("chat.completion.chunk", choice, Vec::new(), rest)
 }
 
@@ -427,9 +579,9 @@ fn completion(kind: &str, is_whole: bool) -> Value {
     fields.extend(of_prompt());
     let choice = object(fields, &required);
     if is_whole {
-        enveloped(kind, choice, vec![("usage", reference("Usage"))], vec![timings()])
+        enveloped(kind, choice, vec![("usage", reference("Usage"))], vec![timings_of_prompts()])
     } else {
-        enveloped(kind, choice, Vec::new(), vec![("usage", nullable(reference("Usage"))), timings()])
+        enveloped(kind, choice, Vec::new(), vec![usage_of_chunk(), timings_of_prompts(), progress()])
     }
 }
 

@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use super::Operation;
-use super::schema::{all, array, boolean, integer, map, nullable, number, object, one_of, string};
+use super::schema::{all, array, boolean, integer, map, nullable, number, object, one_of, optional, string, strings};
+use crate::sampling_defaults::SamplingDefaults;
 
 const TAG: &str = "server";
 
@@ -30,7 +31,7 @@ fn card() -> Value {
         vec![
             ("value", one_of(&["loaded", "loading", "unloaded"], "Whether requests wait for it.")),
             ("failed", boolean("Whether its latest load has failed.")),
-            ("reason", string("Why, or how far a load is.")),
+            ("reason", string("Why, how far a load is, or that it is to be unloaded.")),
         ],
         &["value"],
     );
@@ -40,11 +41,22 @@ fn card() -> Value {
         ("created", integer("Seconds since 1970.")),
         ("owned_by", string("taper")),
         ("root", string("The same as the id.")),
+        ("aliases", strings("Other names of it that requests may use.")),
         ("meta", meta),
         ("status", status),
+        ("sampling_defaults", sampling_defaults()),
         ("max_model_len", integer("Tokens of prompt and answer together, where it is loaded.")),
     ];
-    object(card, &["id", "object", "created", "owned_by", "root", "meta", "status"])
+    object(card, &["id", "object", "created", "owned_by", "root", "aliases", "meta", "status", "sampling_defaults"])
+}
+
+/// What requests get that do not say it, by the names of their fields.
+fn sampling_defaults() -> Value {
+    let from = || one_of(&["setting", "model"], "Who says so: a setting of the server, or the model's file.");
+    let default = || all(vec![("value", number("As a request would give it.")), ("from", from())]);
+    let mut schema = optional(SamplingDefaults::NONE.fields().into_iter().map(|(name, _)| (name, default())).collect());
+    schema["description"] = "What requests get that do not say it; of the others each protocol has its own.".into();
+    schema
 }
 
 /// The query of what tells of one model.
@@ -142,6 +154,7 @@ pub(crate) fn server_info() -> Operation {
         ("engine", engine),
         ("limits", limits),
         ("status", status),
+        ("sampling_defaults", sampling_defaults()),
         ("options", map("What the server was started with; no secrets.")),
     ]);
     Operation::get(TAG, "A model, the limits, and what the server was started with", answer).with_query(vec![asked()])
@@ -194,7 +207,10 @@ pub(crate) fn loads() -> Operation {
 /// GET /metrics.
 pub(crate) fn metrics() -> Operation {
     let answers = vec![("text/plain", string("Prometheus' text format."))];
-    Operation { answers, ..Operation::get(TAG, "What the engine counts and times, for Prometheus", Value::Null) }
+    Operation {
+        answers,
+        ..Operation::get(TAG, "What the server and its engines count and time, for Prometheus", Value::Null)
+    }
 }
 
 /// GET /openapi.json.

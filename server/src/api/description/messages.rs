@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use super::Operation;
-use super::generation::{shared_fields, template_variables};
+use super::generation::{opening_fields, shared_fields, template_variables, timings};
 use super::schema::{
-    Named, all, any_of, array, boolean, integer, integer_from, map, null, nullable, object, one_of, optional,
+    Named, all, also, any_of, array, boolean, integer, integer_from, map, null, nullable, object, one_of, optional,
     reference, string, strings,
 };
 
@@ -40,7 +40,7 @@ pub(super) fn components() -> Vec<Named> {
 
 /// The shared fields that these endpoints refuse.
 pub(super) fn without_several(fields: Vec<Named>) -> Vec<Named> {
-    let refused = |name: &str| ["n", "prompt_logprobs", "return_token_ids"].contains(&name);
+    let refused = |name: &str| ["n", "prompt_logprobs", "return_token_ids", "return_progress"].contains(&name);
     let note = |(name, schema)| {
         if refused(name) { (name, json!({ "description": "Not supported here." })) } else { (name, schema) }
     };
@@ -97,7 +97,7 @@ fn message() -> Value {
     );
     let block = any_of(vec![text_block(), thinking, redacted, tool_use, tool_result], "");
     all(vec![
-        ("role", one_of(&["user", "assistant"], "Who says it; the last one is of the user.")),
+        ("role", one_of(&["user", "assistant"], "Who says it; the answer goes on with a last text of the assistant.")),
         ("content", any_of(vec![json!({ "type": "string" }), array(block, "")], "What is said.")),
     ])
 }
@@ -129,7 +129,7 @@ fn request(required: &[&str]) -> Value {
     let thinking = object(
         vec![
             ("type", one_of(&["enabled", "adaptive", "disabled"], "The template's switch, where it has one.")),
-            ("budget_tokens", integer_from(1, "Not kept; named among the ignored fields.")),
+            ("budget_tokens", integer_from(1, "Most tokens of thoughts.")),
             ("display", one_of(&["summarized", "omitted"], "Whether thoughts are told; they are told whole.")),
         ],
         &["type"],
@@ -161,6 +161,7 @@ fn request(required: &[&str]) -> Value {
         ("mcp_servers", json!({ "description": "Not supported." })),
         template_variables(),
     ];
+    fields.extend(opening_fields());
     fields.extend(without_several(shared_fields()));
     object(fields, required)
 }
@@ -198,7 +199,7 @@ fn block() -> Value {
 }
 
 fn answer() -> Value {
-    all(vec![
+    let answer = all(vec![
         ("id", string("The answer's.")),
         ("type", json!({ "const": "message" })),
         ("role", json!({ "const": "assistant" })),
@@ -209,7 +210,8 @@ fn answer() -> Value {
         ("stop_details", null()),
         ("container", null()),
         ("usage", reference("MessagesUsage")),
-    ])
+    ]);
+    also(answer, vec![timings()])
 }
 
 fn event() -> Value {
@@ -240,6 +242,7 @@ fn event() -> Value {
             ("content_block", block()),
             ("delta", delta),
             ("usage", reference("MessagesUsage")),
+            timings(),
         ],
         &["type"],
     )

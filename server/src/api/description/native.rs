@@ -7,8 +7,8 @@ use super::Operation;
 use super::generation::shared_fields;
 use super::info::asked;
 use super::schema::{
-    Named, all, any_of, array, boolean, ids, integer, integer_from, integer_in, map, number, number_in, object, one_of,
-    reference, string, strings,
+    Named, all, also, any_of, array, boolean, ids, integer, integer_from, integer_in, map, number, number_in, object,
+    one_of, reference, string, strings,
 };
 use crate::api::native::{HARMLESS, REFUSED};
 use crate::limits::MAX_CHOICES;
@@ -17,10 +17,17 @@ const TAG: &str = "llama-server";
 
 /// POST /completion.
 pub(crate) fn completion() -> Operation {
-    let one = || reference("NativeCompletion");
+    let one = || any_of(vec![reference("NativeCompletion"), chosen()], "");
     let answer = any_of(vec![one(), array(one(), "")], "An array where there are several prompts or choices.");
     let event = any_of(vec![reference("NativePart"), one(), reference("Error")], "");
     Operation::post(TAG, "Continue prompts, in llama-server's way", reference("NativeRequest"), answer).streamed(event)
+}
+
+/// An answer with `response_fields`, which are not all.
+fn chosen() -> Value {
+    let mut some = map("With response_fields: those, under the names that they are asked for by.");
+    some["not"] = json!({ "required": whole()["required"] });
+    some
 }
 
 /// GET /props.
@@ -56,9 +63,26 @@ pub(crate) fn slots() -> Operation {
         ("speculative", boolean("Whether next tokens are guessed.")),
         ("is_processing", boolean("Requests have no fixed places: the first ones are those that are taken.")),
     ]);
+    let next = all(vec![
+        ("has_next_token", json!({ "const": true })),
+        ("n_remain", integer("Tokens that the choice may have besides.")),
+        ("n_decoded", integer("Tokens generated.")),
+    ]);
+    let of_running = vec![
+        ("id_task", integer("The number of the request; its choices have the same.")),
+        ("n_prompt_tokens", integer("Tokens of the prompt.")),
+        ("params", reference("NativeSettings")),
+        ("next_token", next),
+    ];
+    let slot = also(slot, of_running);
     let answer = array(slot, "One for each place of the batch.");
     Operation::get(TAG, "The places of the batch", answer)
         .with_query(vec![asked(), ("fail_on_no_slot", string("1: a 503 when every place is taken."))])
+}
+
+/// GET /lora-adapters.
+pub(crate) fn lora_adapters() -> Operation {
+    Operation::get(TAG, "Adapters, of which there are none", array(Value::Bool(false), "Empty."))
 }
 
 pub(super) fn components() -> Vec<Named> {
@@ -77,31 +101,21 @@ fn request() -> Value {
     let object_prompt = object(vec![("prompt_string", string("")), ("multimodal_data", media)], &["prompt_string"]);
     let one = || vec![json!({ "type": "string" }), text_or_ids(), object_prompt.clone()];
     let several = array(any_of(one(), ""), "");
-    let bias = json!({ "anyOf": [{ "type": "number", "minimum": -100, "maximum": 100 }, { "const": false }] });
-    let biases = any_of(
-        vec![json!({ "type": "object", "additionalProperties": bias }), array(array(Value::Bool(true), ""), "")],
-        "From token ids or texts to biases, or an array of [id or text, bias]; false is never.",
-    );
     let mut fields = vec![
         ("prompt", any_of([one(), vec![several]].concat(), "A text, token ids, a mix of both, or an array of these.")),
         (
             "n_predict",
-            integer_from(-2, "Tokens of the answer: -1 (where nothing is said) is the rest of the context, 0 is none."),
-        ),
-        ("n_cmpl", integer_in(1, MAX_CHOICES as i64, "Answers per prompt.")),
-        ("temperature", number_in(-1.0, 2.0, "0.8 where nothing is said; 0 and less are greedy.")),
-        ("top_k", integer_from(-1, "40 where nothing is said; 0 and -1 keep all.")),
-        ("top_p", number_in(0.0, 1.0, "0.95 where nothing is said.")),
-        ("min_p", number_in(0.0, 1.0, "0.05 where nothing is said.")),
-        ("seed", integer("-1 is any.")),
-        ("repeat_last_n", integer_from(-1, "Penalties look at the whole text here: -1, or 0 to turn them off.")),
-        (
-            "samplers",
-            strings(
-                "Those that apply, in the order penalties, temperature, min_p, top_k, typ_p, top_p; the others are off.",
+            integer_from(
+                -2,
+                "Tokens of the answer: -1 (where neither request nor server says) is the rest of the context, 0 is none.",
             ),
         ),
-        ("logit_bias", biases),
+        ("n_cmpl", integer_in(1, MAX_CHOICES as i64, "Answers per prompt.")),
+        ("temperature", number("0.8 where neither request nor server nor model says; 0 and less are greedy.")),
+        ("top_k", integer_from(-1, "40 where neither request nor server nor model says; 0 and -1 keep all.")),
+        ("top_p", number_in(0.0, 1.0, "0.95 where neither request nor server nor model says.")),
+        ("min_p", number_in(0.0, 1.0, "0.05 where neither request nor server nor model says.")),
+        ("seed", integer("-1 is any.")),
         (
             "n_probs",
             integer_in(
@@ -111,14 +125,18 @@ fn request() -> Value {
             ),
         ),
         ("logprobs", integer_in(0, i64::from(MAX_LOGPROBS), "Another name of n_probs.")),
-        ("return_tokens", boolean("Tell the ids of the answer's tokens; streams always do.")),
         (
-            "t_max_predict_ms",
-            integer_from(
-                -1,
-                "End the answer at its first line break after this time since its first token; -1 and 0 are off.",
+            "post_sampling_probs",
+            boolean("With n_probs: tell probabilities in what tokens were drawn from, as prob and top_probs."),
+        ),
+        (
+            "response_fields",
+            strings(
+                "The fields that answers shall have; generation_settings/n_predict is one of a field. Without any, all.",
             ),
         ),
+        ("n_indent", integer_from(0, "End the answer where a line after its first begins with fewer blanks.")),
+        ("return_tokens", boolean("Tell the ids of the answer's tokens; streams always do.")),
     ];
     let own: Vec<&str> = fields.iter().map(|(name, _)| *name).collect();
     fields.extend(shared_fields().into_iter().filter(|(name, _)| !own.contains(name)));
@@ -135,18 +153,25 @@ fn settings() -> Value {
         ("seed", integer("4294967295 is any.")),
         ("temperature", number("")),
         ("dynatemp_range", number("")),
+        ("dynatemp_exponent", number("")),
         ("top_k", integer("")),
         ("top_p", number("")),
         ("min_p", number("")),
         ("top_n_sigma", number("")),
         ("xtc_probability", number("")),
+        ("xtc_threshold", number("")),
         ("typical_p", number("")),
         ("repeat_last_n", integer("")),
         ("repeat_penalty", number("")),
         ("presence_penalty", number("")),
         ("frequency_penalty", number("")),
         ("dry_multiplier", number("")),
+        ("dry_base", number("")),
+        ("dry_allowed_length", integer("")),
+        ("dry_penalty_last_n", integer("-1 is all.")),
         ("mirostat", integer("")),
+        ("mirostat_tau", number("")),
+        ("mirostat_eta", number("")),
         ("stop", strings("")),
         ("max_tokens", integer("-1 is the rest of the context.")),
         ("n_predict", integer("The same.")),
@@ -170,7 +195,7 @@ fn with_probabilities(mut fields: Vec<Named>) -> Value {
 }
 
 fn part() -> Value {
-    with_probabilities(vec![
+    let part = with_probabilities(vec![
         ("index", integer("Which answer.")),
         ("content", string("The next of the text.")),
         ("tokens", ids("Its tokens.")),
@@ -178,7 +203,8 @@ fn part() -> Value {
         ("id_slot", integer("-1: requests have no fixed places.")),
         ("tokens_predicted", integer("So far.")),
         ("tokens_evaluated", integer("Tokens of the prompt.")),
-    ])
+    ]);
+    also(part, vec![("prompt_progress", reference("PromptProgress"))])
 }
 
 fn whole() -> Value {
@@ -203,15 +229,19 @@ fn whole() -> Value {
 }
 
 fn probabilities() -> Value {
-    let of_token = || {
-        vec![
-            ("id", integer("")),
-            ("token", string("")),
-            ("bytes", array(json!({ "type": "integer" }), "")),
-            ("logprob", number("-9999 is never.")),
-        ]
+    let of_token = |value: Named| {
+        vec![("id", integer("")), ("token", string("")), ("bytes", array(json!({ "type": "integer" }), "")), value]
     };
-    let mut fields = of_token();
-    fields.push(("top_logprobs", array(all(of_token()), "")));
-    all(fields)
+    let with_top = |value: Named, top: &'static str| {
+        let mut fields = of_token(value.clone());
+        fields.push((top, array(all(of_token(value)), "")));
+        all(fields)
+    };
+    any_of(
+        vec![
+            with_top(("logprob", number("In the model's own distribution; -9999 is never.")), "top_logprobs"),
+            with_top(("prob", number("In what was drawn from.")), "top_probs"),
+        ],
+        "The second with post_sampling_probs.",
+    )
 }

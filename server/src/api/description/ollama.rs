@@ -4,11 +4,11 @@ use serde_json::{Value, json};
 use taper_engine::MAX_LOGPROBS;
 
 use super::Operation;
-use super::generation::{conversation_fields, shared_fields};
+use super::generation::{conversation_fields, opening_fields, shared_fields};
 use super::messages::without_several;
 use super::schema::{
-    Named, all, any_of, array, boolean, ids, integer, integer_from, integer_in, map, number, number_in, object, one_of,
-    optional, reference, string, strings,
+    Named, all, any_of, array, boolean, ids, integer, integer_from, integer_in, map, number, number_from, number_in,
+    object, one_of, optional, reference, string, strings,
 };
 use crate::api::ollama::{HARMLESS, LEVELS, LOADING, REFUSED};
 use crate::limits::MAX_INPUTS;
@@ -129,7 +129,12 @@ pub(super) fn components() -> Vec<Named> {
 }
 
 fn model() -> Named {
-    ("model", string("The model's id or an alias of it, with the tag latest or without; another is a 404."))
+    (
+        "model",
+        string(
+            "The model's id or an alias of it, with the tag latest or without; another is a 404, an empty one as good as none.",
+        ),
+    )
 }
 
 fn moment() -> Value {
@@ -144,7 +149,11 @@ fn keep_alive() -> Named {
     let kinds = vec![json!({ "type": "number" }), json!({ "type": "string" })];
     (
         "keep_alive",
-        any_of(kinds, "Accepted: the model stays loaded. 0 without anything to answer is answered as an unload."),
+        any_of(
+            kinds,
+            "0 unloads the model: with nothing to answer once those that use it have ended, else after the answer if nobody else uses \
+             it. Any other value leaves it loaded.",
+        ),
     )
 }
 
@@ -203,6 +212,7 @@ fn chat_request() -> Value {
     let mut fields = common_fields();
     fields.push(("messages", array(message(), "The conversation so far; without any nothing is answered.")));
     let of_tools = |name: &str| ["tools", "tool_choice", "parallel_tool_calls"].contains(&name);
+    fields.extend(opening_fields());
     fields.extend(conversation_fields().into_iter().filter(|(name, _)| of_tools(name)));
     optional(fields)
 }
@@ -226,11 +236,10 @@ fn options() -> Value {
     let mut fields = vec![
         ("num_predict", integer_from(-2, "Tokens of the answer; -1 and -2 are the rest of the context, 0 is none.")),
         ("num_ctx", integer_from(0, "A larger one than the server's is told among the ignored fields.")),
-        ("temperature", number_in(0.0, 2.0, "0.8 where nothing is said; 0 is greedy.")),
-        ("top_k", integer_from(-1, "40 where nothing is said; 0 and -1 keep all.")),
-        ("top_p", number_in(0.0, 1.0, "0.9 where nothing is said.")),
+        ("temperature", number_from(0.0, "0.8 where neither request nor server nor model says; 0 is greedy.")),
+        ("top_k", integer_from(-1, "40 where neither request nor server nor model says; 0 and -1 keep all.")),
+        ("top_p", number_in(0.0, 1.0, "0.9 where neither request nor server nor model says.")),
         ("seed", integer("-1 is any.")),
-        ("repeat_last_n", integer_from(-1, "Penalties look at the whole text here: -1, or 0 to turn them off.")),
     ];
     let own: Vec<&str> = fields.iter().map(|(name, _)| *name).collect();
     fields.extend(without_several(shared_fields()).into_iter().filter(|(name, _)| !own.contains(name)));

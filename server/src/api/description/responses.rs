@@ -4,11 +4,11 @@ use serde_json::{Value, json};
 use taper_engine::MAX_LOGPROBS;
 
 use super::Operation;
-use super::generation::{account_fields, shared_fields, template_variables};
+use super::generation::{account_fields, opening_fields, shared_fields, template_variables, thinking_budgets, timings};
 use super::messages::without_several;
 use super::schema::{
-    Named, all, any_of, array, boolean, integer, integer_from, integer_in, map, null, nullable, number, object, one_of,
-    optional, reference, string, strings,
+    Named, all, also, any_of, array, boolean, integer, integer_from, integer_in, map, null, nullable, number, object,
+    one_of, optional, reference, string, strings,
 };
 use crate::api::chat_completions::EFFORTS;
 
@@ -134,6 +134,8 @@ fn request() -> Value {
         ("max_tool_calls", refused("Not supported: this server has no tools of its own.")),
         template_variables(),
     ];
+    fields.extend(thinking_budgets());
+    fields.extend(opening_fields());
     fields.extend(account_fields());
     fields.extend(without_several(shared_fields()));
     object(fields, &["input"])
@@ -193,7 +195,7 @@ fn response() -> Value {
         "reason",
         one_of(&["max_output_tokens", "stop"], "The latter: a stop string was met inside a call, which has no end."),
     )]);
-    all(vec![
+    let response = all(vec![
         ("id", string("The response's; nothing can be asked by it.")),
         ("object", json!({ "const": "response" })),
         ("created_at", integer("Seconds since 1970.")),
@@ -227,7 +229,8 @@ fn response() -> Value {
         ("frequency_penalty", number("")),
         ("max_output_tokens", nullable(integer(""))),
         ("top_logprobs", integer("")),
-    ])
+    ]);
+    also(response, vec![timings()])
 }
 
 fn event() -> Value {

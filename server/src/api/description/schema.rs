@@ -45,6 +45,11 @@ pub(super) fn number_in(least: f64, most: f64, about: &str) -> Value {
     json!({ "type": "number", "minimum": least, "maximum": most, "description": about })
 }
 
+/// A number that is at least `least`.
+pub(super) fn number_from(least: f64, about: &str) -> Value {
+    json!({ "type": "number", "minimum": least, "description": about })
+}
+
 /// One of these texts.
 pub(super) fn one_of(texts: &[&str], about: &str) -> Value {
     json!({ "type": "string", "enum": texts, "description": about })
@@ -112,6 +117,14 @@ pub(super) fn object(fields: Vec<Named>, required: &[&str]) -> Value {
     schema
 }
 
+/// An object that may have these fields as well.
+pub(super) fn also(mut object: Value, fields: Vec<Named>) -> Value {
+    for (name, schema) in fields {
+        object["properties"][name] = schema;
+    }
+    object
+}
+
 /// A schema of [`super::components`].
 pub(super) fn reference(name: &str) -> Value {
     json!({ "$ref": format!("#/components/schemas/{name}") })
@@ -145,6 +158,14 @@ pub(super) fn components() -> Vec<Named> {
     let timings = vec![
         ("queue_ms", number("From arrival to the first step.")),
         ("cache_n", integer("Tokens of the prompt that were not computed again.")),
+        (
+            "cache_miss_reason",
+            nullable(string(
+                "Why the prefix cache had no more: new (nothing else like it was kept), departs at token N (that one differs from all \
+                 kept prompts that begin like this one, and whole blocks are shared), evicted (its memory was needed). Null where every \
+                 full block was there.",
+            )),
+        ),
         ("prompt_n", integer("Tokens of the prompt.")),
         ("prompt_ms", number("From the first step to the first token.")),
         ("prompt_per_token_ms", number("The same for each token of the prompt.")),
@@ -187,5 +208,26 @@ pub(super) fn components() -> Vec<Named> {
             )]),
         ),
     ]);
-    vec![("Error", all(vec![("error", error())])), ("Timings", all(timings)), ("Usage", usage)]
+    let progress = object(
+        vec![
+            ("total", integer("Tokens of the prompt.")),
+            ("cache", integer("Of those, the ones that the prefix cache spared.")),
+            ("processed", integer("And all that need not be computed any more.")),
+            ("time_ms", integer("Since the first step that computed some of it.")),
+            ("prompt", integer("Which prompt of several; not on /completion, whose index tells.")),
+        ],
+        &["total", "cache", "processed", "time_ms"],
+    );
+    let usage_so_far = all(vec![
+        ("prompt_tokens", integer("Tokens of all prompts.")),
+        ("completion_tokens", integer("Tokens of all answers so far.")),
+        ("total_tokens", integer("Both.")),
+    ]);
+    vec![
+        ("Error", all(vec![("error", error())])),
+        ("Timings", all(timings)),
+        ("Usage", usage),
+        ("UsageSoFar", usage_so_far),
+        ("PromptProgress", progress),
+    ]
 }

@@ -6,7 +6,9 @@ use taper_engine::stub::{StubRunner, stub_limits};
 use taper_engine::{Engine, EngineConfig};
 
 use super::*;
-use crate::api::{chat_completions, completions, embeddings, messages, native, ollama, responses, tokens};
+use crate::api::{
+    chat_completions, completions, embeddings, messages, model_control, native, ollama, responses, tokens,
+};
 use crate::errors::ApiError;
 use crate::fields::asked;
 use crate::state::{Served, ServedModel, ServerState};
@@ -37,7 +39,7 @@ fn served() -> (ServerState, Arc<Served>) {
 }
 
 /// For each schema of a request: what reads it, and bodies that make it ask for every field there is.
-fn readers() -> [(&'static str, Read, Vec<Value>); 15] {
+fn readers() -> [(&'static str, Read, Vec<Value>); 18] {
     let call = json!({ "id": "a", "type": "function", "function": { "name": "f", "arguments": "{}" } });
     let messages = json!([
         { "role": "user", "content": [{ "type": "text", "text": "hi" }] },
@@ -174,6 +176,21 @@ fn readers() -> [(&'static str, Read, Vec<Value>); 15] {
             vec![json!({ "input": "a" })],
         ),
         (
+            "NativeEmbeddingRequest",
+            |body, state, served| embeddings::prepare_native(body, state, served).map(drop),
+            vec![json!({ "content": "a" })],
+        ),
+        (
+            "ModelName",
+            |body, state, _| model_control::read_model(body, state).map(drop),
+            vec![json!({ "model": "tiny" })],
+        ),
+        (
+            "ModelId",
+            |body, state, _| model_control::read_model_id(body, state).map(drop),
+            vec![json!({ "model_id": "tiny" })],
+        ),
+        (
             "/tokenize",
             |body, state, served| tokens::read_tokenize(body, state, served).map(drop),
             vec![json!({ "prompt": "a" }), chat(&named), json!({ "content": "a" })],
@@ -307,6 +324,7 @@ fn no_two_operations_have_one_id_and_no_component_is_named_twice() {
         super::native::components(),
         super::ollama::components(),
         super::embeddings::components(),
+        super::model_control::components(),
     ];
     assert_eq!(components().len(), groups.iter().map(Vec::len).sum::<usize>());
 }

@@ -29,10 +29,6 @@ pub(crate) fn tokenize() -> Operation {
             boolean("With prompt or messages: BOS where the model wants it; true where nothing is said."),
         ),
         ("return_token_strs", boolean("With prompt or messages: tell how the vocabulary writes the tokens.")),
-        (
-            "add_generation_prompt",
-            boolean("With messages: end with the beginning of an answer; true where nothing is said."),
-        ),
         ("add_special", boolean("With content: BOS where the model wants it.")),
         (
             "parse_special",
@@ -74,10 +70,8 @@ pub(crate) fn detokenize() -> Operation {
 
 /// POST /apply-template.
 pub(crate) fn apply_template() -> Operation {
-    let add_generation_prompt =
-        ("add_generation_prompt", boolean("End with the beginning of an answer; true where nothing is said."));
     let mut fields = conversation_fields();
-    fields.extend([model(), add_generation_prompt]);
+    fields.push(model());
     let request = object(fields, &["messages"]);
     let answer = all(vec![("prompt", string("The conversation as the model would see it."))]);
     Operation::post(TAG, "A conversation, rendered with the model's chat template", request, answer)

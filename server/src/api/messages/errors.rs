@@ -26,10 +26,10 @@ pub(crate) async fn errors_in_own_words(request: Request, next: Next) -> Respons
     if let Some(value) = id.and_then(|id| HeaderValue::from_str(id).ok()) {
         parts.headers.insert(REQUEST_ID, value);
     }
-    let body = match parts.extensions.remove::<ApiError>() {
+    let body = match parts.extensions.get::<ApiError>() {
         None => body,
         Some(error) => {
-            let mut told = to_json(&error);
+            let mut told = to_json(error);
             told["request_id"] = id.into();
             parts.headers.remove(header::CONTENT_LENGTH);
             Body::from(told.to_string())
@@ -79,7 +79,7 @@ mod tests {
         check(&ApiError::no_api_key(), "authentication_error");
         check(&ApiError::host_not_allowed("x"), "permission_error");
         check(&ApiError::no_such_path("/x"), "not_found_error");
-        check(&ApiError::method_not_allowed("GET", "/x"), "invalid_request_error");
+        check(&ApiError::method_not_allowed("GET", "/x", None), "invalid_request_error");
         check(&ApiError::body_timeout(), "timeout_error");
         check(&ApiError::body_too_large(1), "request_too_large");
         check(&ApiError::busy("x"), "overloaded_error");

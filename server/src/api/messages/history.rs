@@ -3,9 +3,12 @@
 use serde_json::{Value, json};
 use taper_text::ChatMessage;
 
-use crate::chat::{CallNames, call_of, merge_turns};
+use crate::chat::{CallNames, Conversation, call_of, merge_turns};
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
+
+/// The field of the conversation.
+pub(super) const FIELD: &str = "messages";
 
 /// Takes both.
 pub(super) fn take(fields: &mut Fields) -> Result<Vec<ChatMessage>, ApiError> {
@@ -25,12 +28,18 @@ pub(super) fn take(fields: &mut Fields) -> Result<Vec<ChatMessage>, ApiError> {
     for (index, item) in items.into_iter().enumerate() {
         read_message(Fields::nested(&format!("messages[{index}]"), item)?, &mut messages, &mut names)?;
     }
-    if messages.last().is_some_and(|last| last.role == "assistant") {
-        let message =
-            "messages must end with a message of the user: this server does not go on with one of the assistant";
-        return Err(ApiError::unsupported("messages", message));
-    }
     Ok(merge_turns(messages))
+}
+
+/// Refuses to go on behind a blank, as Anthropic does: models write blanks with the words that follow.
+pub(super) fn check_continued(conversation: &Conversation) -> Result<(), ApiError> {
+    let last = conversation.messages.last().filter(|_| conversation.is_continued());
+    if last.is_some_and(|last| last.content.ends_with(char::is_whitespace)) {
+        let message = "messages ends with a text of the assistant that the answer goes on with, and that text ends with a blank; leave \
+                       out the blanks at its end";
+        return Err(ApiError::invalid(FIELD, message));
+    }
+    Ok(())
 }
 
 fn missing(name: &str) -> ApiError {

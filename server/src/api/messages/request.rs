@@ -4,12 +4,15 @@ use serde_json::{Map, Value};
 
 use super::history;
 use crate::api::chat_completions::{reasoning_effort, switch_thinking, template_variables};
-use crate::chat::{self, Conversation, Reading, Thoughts, Tool, ToolChoice, check_single, check_tools};
+use crate::chat::{
+    self, Budget, Conversation, Opening, Reading, Thoughts, Tool, ToolChoice, check_single, check_tools,
+};
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 use crate::grammar_fields::{Form, schema};
 use crate::limits::{MAX_STOPS, MAX_TOOLS};
 use crate::parameters::{Parameters, stop_strings};
+use crate::sampling_defaults::SamplingDefaults;
 use crate::state::{Served, ServerState};
 use crate::{body, unsupported};
 
@@ -49,21 +52,32 @@ pub(super) struct Asked {
 /// Reads a request.
 pub(super) fn read(body: &[u8], state: &ServerState, served: &Served) -> Result<Asked, ApiError> {
     let mut fields = Fields::new(body::parse_object(body)?);
-    let mut parameters = Parameters::take(&mut fields, state, served)?;
+    let mut parameters = Parameters::take(&mut fields, state, served, SamplingDefaults::NONE)?;
     check_single(&parameters)?;
     take_stops(&mut fields, &mut parameters)?;
-    parameters.check(served)?;
+    parameters.settle(served)?;
     let mut ignored = Vec::new();
     let mut variables = template_variables(&mut fields)?;
-    let thoughts = take_thinking(&mut fields, served, &mut variables, &mut ignored)?;
+    let (thoughts, thinking_budget) = take_thinking(&mut fields, served, &mut variables)?;
     take_output(&mut fields, served, &mut parameters, &mut variables, &mut ignored)?;
     let messages = history::take(&mut fields)?;
     let (tools, tool_choice, parallel_calls) = take_tools(&mut fields)?;
     refuse_servers(&mut fields)?;
     // Who asks, which changes nothing.
     drop(fields.object("metadata")?.map(Fields::into_rest));
-    let conversation =
-        Conversation { messages, messages_field: "messages", tools, tool_choice, parallel_calls, thoughts, variables };
+    let opening = Opening::take(&mut fields)?;
+    let conversation = Conversation {
+        messages,
+        messages_field: history::FIELD,
+        tools,
+        tool_choice,
+        parallel_calls,
+        thoughts,
+        thinking_budget,
+        variables,
+        opening,
+    };
+    history::check_continued(&conversation)?;
     ignored.extend(unsupported::check_rest(fields, state)?);
     Ok(Asked { parameters, conversation, ignored })
 }
@@ -85,23 +99,21 @@ fn take_stops(fields: &mut Fields, parameters: &mut Parameters) -> Result<(), Ap
     Ok(())
 }
 
-/// `thinking`. Templates know at most whether to think; a budget cannot be kept, which the answer's header says.
+/// `thinking`: what is told of the thoughts, and how many there may be. Templates know at most whether to think.
 fn take_thinking(
     fields: &mut Fields,
     served: &Served,
     variables: &mut Map<String, Value>,
-    ignored: &mut Vec<String>,
-) -> Result<Thoughts, ApiError> {
-    let Some(mut thinking) = fields.object("thinking")? else { return Ok(Thoughts::Apart) };
-    if thinking.integer("budget_tokens", 1..=i64::MAX)?.is_some() {
-        ignored.push("thinking.budget_tokens".to_owned());
-    }
+) -> Result<(Thoughts, Option<Budget>), ApiError> {
+    let Some(mut thinking) = fields.object("thinking")? else { return Ok((Thoughts::Apart, None)) };
+    let budget = thinking.integer("budget_tokens", 1..=i64::MAX)?;
+    let budget = budget.map(|max_tokens| Budget::new("thinking.budget_tokens", max_tokens));
     let display = thinking.string("display")?;
     let kind_name = thinking.name_of("type");
     match thinking.string("type")?.as_deref() {
         Some("disabled") => {
             switch_thinking(false, served, variables);
-            return Ok(Thoughts::LeftOut);
+            return Ok((Thoughts::LeftOut, budget));
         }
         Some("enabled") => switch_thinking(true, served, variables),
         Some("adaptive") => {}
@@ -113,8 +125,8 @@ fn take_thinking(
     }
     match display.as_deref() {
         // A summary would have to be written; the thoughts themselves say more.
-        None | Some("summarized") => Ok(Thoughts::Apart),
-        Some("omitted") => Ok(Thoughts::LeftOut),
+        None | Some("summarized") => Ok((Thoughts::Apart, budget)),
+        Some("omitted") => Ok((Thoughts::LeftOut, budget)),
         Some(other) => {
             let name = "thinking.display";
             let message = format!("{name} must be summarized or omitted, got {}", show(&Value::from(other)));

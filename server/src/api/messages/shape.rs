@@ -4,6 +4,7 @@ use axum::body::Bytes;
 use serde_json::{Map, Value, json};
 
 use super::errors;
+use crate::answer;
 use crate::chat::{ChatPart, ChatPiece, End, Ending, Events, Protocol};
 use crate::errors::ApiError;
 use crate::generation::Totals;
@@ -22,19 +23,21 @@ pub(super) struct Message {
     prompt_tokens: usize,
     blocks: Vec<Block>,
     end: Option<(End, Totals)>,
+    /// Whether it tells where the time went.
+    tells_timings: bool,
 }
 
 impl Message {
     /// An answer to a prompt of so many tokens.
-    pub(super) fn new(model: &str, prompt_tokens: usize) -> Message {
+    pub(super) fn new(model: &str, prompt_tokens: usize, tells_timings: bool) -> Message {
         let id = format!("msg_{}", uuid::Uuid::new_v4().simple());
-        Message { id, model: model.to_owned(), prompt_tokens, blocks: Vec::new(), end: None }
+        Message { id, model: model.to_owned(), prompt_tokens, blocks: Vec::new(), end: None, tells_timings }
     }
 
     /// The message with no content yet.
     fn to_json(&self) -> Value {
         let (reason, stop) = self.end.as_ref().map(|(end, _)| stop_reason(end)).unzip();
-        json!({
+        let mut message = json!({
             "id": self.id,
             "type": "message",
             "role": "assistant",
@@ -45,7 +48,17 @@ impl Message {
             "stop_details": null,
             "container": null,
             "usage": self.usage(),
-        })
+        });
+        if let Some(timings) = self.timings() {
+            message["timings"] = timings;
+        }
+        message
+    }
+
+    /// Where the time went, at the end and if it is asked for.
+    fn timings(&self) -> Option<Value> {
+        let (_, totals) = self.end.as_ref().filter(|_| self.tells_timings)?;
+        answer::timings(totals)
     }
 
     /// What the prefix cache spared is known at the end. What belongs to tiers, regions and tools of Anthropic's is null.
@@ -177,7 +190,11 @@ impl Protocol for Message {
             let fields = ["stop_reason", "stop_sequence", "stop_details", "container"];
             let delta: Map<String, Value> =
                 fields.into_iter().map(|field| (field.to_owned(), message[field].clone())).collect();
-            json!({ "type": "message_delta", "delta": delta, "usage": message["usage"] })
+            let mut event = json!({ "type": "message_delta", "delta": delta, "usage": message["usage"] });
+            if let Some(timings) = self.timings() {
+                event["timings"] = timings;
+            }
+            event
         });
         events.send(|| json!({ "type": "message_stop" }));
     }

@@ -1,44 +1,35 @@
 //! llama-server's request: what it calls differently, what it assumes, and what is refused by name.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
-
 use serde_json::{Value, json};
-use taper_engine::{MAX_LOGPROBS, SamplingParams};
-use taper_text::EncodeOptions;
+use taper_engine::MAX_LOGPROBS;
 
 use super::shape;
 use crate::errors::ApiError;
-use crate::fields::{Fields, integer_of, show};
-use crate::limits::{MAX_BAD_WORDS, MAX_CHOICES, MAX_PROMPTS, MAX_TOLD_BYTES};
+use crate::fields::{Fields, UNBOUNDED, integer_of, show};
+use crate::limits::{MAX_CHOICES, MAX_PROMPTS, MAX_TOLD_BYTES};
 use crate::mixed_prompt::{self, Mixing};
 use crate::parameters::Parameters;
 use crate::reply::json_len;
+use crate::sampling_defaults::SamplingDefaults;
 use crate::state::{Served, ServerState};
 use crate::{body, unsupported};
 
 /// llama-server's defaults.
-pub(super) const TEMPERATURE: f64 = 0.8;
-pub(super) const TOP_K: u32 = 40;
-pub(super) const TOP_P: f64 = 0.95;
-pub(super) const MIN_P: f64 = 0.05;
+pub(super) const DEFAULTS: SamplingDefaults = SamplingDefaults {
+    temperature: Some(0.8),
+    top_k: Some(40),
+    top_p: Some(0.95),
+    min_p: Some(0.05),
+    ..SamplingDefaults::NONE
+};
 /// How llama-server writes "any seed", besides -1.
 pub(super) const ANY_SEED: u64 = u32::MAX as u64;
-
-/// The samplers in the order in which they apply here.
-pub(super) const SAMPLERS: &[&str] = &["penalties", "temperature", "min_p", "top_k", "typ_p", "top_p"];
-/// Samplers of llama-server that are always off here, so their place does not matter.
-const OFF_SAMPLERS: &[&str] = &["dry", "xtc", "top_n_sigma"];
 
 /// A parameter that is not there, and which values ask for nothing.
 type Refused = (&'static str, fn(&Value) -> bool);
 
 /// Parameters that are refused unless they are off, besides those that no endpoint has.
 pub(crate) const REFUSED: &[Refused] = &[
-    ("post_sampling_probs", is_off),
-    ("return_progress", is_off),
-    ("response_fields", is_empty),
-    ("n_indent", is_off),
     ("grammar_lazy", is_off),
     ("grammar_triggers", is_empty),
     ("preserved_tokens", is_empty),
@@ -48,16 +39,8 @@ pub(crate) const REFUSED: &[Refused] = &[
     ("return_tokens_as_token_ids", is_off),
 ];
 
-/// Fields that change nothing in the answer: what belongs to samplers that are off, and what says how to compute it.
+/// Fields that change nothing in the answer: what belongs to a sampler that is off, and what says how to compute it.
 pub(crate) const HARMLESS: &[&str] = &[
-    "dynatemp_exponent",
-    "xtc_threshold",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "dry_sequence_breakers",
-    "mirostat_tau",
-    "mirostat_eta",
     "adaptive_decay",
     "backend_sampling",
     "sse_ping_interval",
@@ -88,8 +71,10 @@ pub(crate) struct Prepared {
     pub(super) texts: Vec<String>,
     /// `generation_settings`.
     pub(super) settings: Value,
-    /// `t_max_predict_ms`.
-    pub(super) predict_limit: Option<Duration>,
+    /// `response_fields`; without any an answer has all of them.
+    pub(super) response_fields: Vec<String>,
+    /// `n_indent`.
+    pub(super) least_indent: usize,
     pub(super) ignored: Vec<String>,
 }
 
@@ -102,11 +87,11 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
         )
     })?;
     refuse(&mut fields)?;
-    let own = Own::take(&mut fields, served)?;
+    let own = Own::take(&mut fields)?;
     own.assume(&mut fields);
-    let mut parameters = Parameters::take(&mut fields, state, served)?;
+    let mut parameters = Parameters::take_up_to(UNBOUNDED, &mut fields, state, served, DEFAULTS)?;
     own.apply(&mut parameters)?;
-    parameters.check(served)?;
+    parameters.settle(served)?;
 
     let prompts = mixed_prompt::split(prompt, "prompt")?;
     if prompts.len() > MAX_PROMPTS {
@@ -118,9 +103,10 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
     let prompts: Vec<Vec<u32>> = prompts.into_iter().map(encode).collect::<Result<_, _>>()?;
     let ignored = unsupported::check_rest(fields, state)?;
     let texts: Vec<String> = prompts.iter().map(|tokens| served.model.tokenizer.decode(tokens, false)).collect();
-    let settings = shape::settings(&parameters.sampling, parameters.stream);
+    let settings = shape::settings(&parameters.sampling, &parameters.samplers, parameters.stream);
     check_told(&texts, &settings, parameters.num_choices)?;
-    Ok(Prepared { parameters, prompts, texts, settings, predict_limit: own.predict_limit, ignored })
+    let Own { response_fields, least_indent, .. } = own;
+    Ok(Prepared { parameters, prompts, texts, settings, response_fields, least_indent, ignored })
 }
 
 /// Every choice's answer repeats its prompt and the settings.
@@ -158,27 +144,19 @@ struct Own {
     n_cmpl: Option<i64>,
     num_probs: Option<u32>,
     return_tokens: bool,
-    temperature: f64,
+    temperature: Option<f64>,
     seed: Option<Value>,
-    repeat_last_n: Option<i64>,
-    samplers: Option<Vec<&'static str>>,
-    biases: Vec<(u32, f32)>,
-    /// Tokens whose bias is `false`: they are never chosen.
-    banned: Vec<u32>,
-    predict_limit: Option<Duration>,
+    post_sampling_probs: bool,
+    response_fields: Vec<String>,
+    least_indent: usize,
 }
 
 impl Own {
-    fn take(fields: &mut Fields, served: &Served) -> Result<Own, ApiError> {
+    fn take(fields: &mut Fields) -> Result<Own, ApiError> {
         let num_probs = match fields.integer("n_probs", 0..=i64::from(MAX_LOGPROBS))? {
             // llama-server's other name of it.
             None => fields.integer("logprobs", 0..=i64::from(MAX_LOGPROBS))?,
             asked => asked,
-        };
-        let predict_limit = fields.integer("t_max_predict_ms", -1..=i64::MAX)?.and_then(|ms| u64::try_from(ms).ok());
-        let (biases, banned) = match fields.take("logit_bias") {
-            Some(value) => logit_bias(value, served)?,
-            None => Default::default(),
         };
         Ok(Own {
             n_predict: fields.integer("n_predict", -2..=i64::MAX)?,
@@ -186,24 +164,21 @@ impl Own {
             num_probs: num_probs.filter(|num| *num > 0).map(|num| num as u32),
             return_tokens: fields.boolean("return_tokens")?.unwrap_or(false),
             // Less than 0 is greedy too.
-            temperature: fields.number("temperature", -1.0..=2.0)?.map_or(TEMPERATURE, |number| number.max(0.0)),
+            temperature: fields.number("temperature", -UNBOUNDED..=UNBOUNDED)?.map(|number| number.max(0.0)),
             seed: fields
                 .take("seed")
                 .filter(|seed| integer_of(seed).is_none_or(|seed| seed != -1 && seed != ANY_SEED as i64)),
-            repeat_last_n: fields.integer("repeat_last_n", -1..=i64::from(i32::MAX))?,
-            samplers: samplers(fields)?,
-            biases,
-            banned,
-            predict_limit: predict_limit.filter(|ms| *ms > 0).map(Duration::from_millis),
+            post_sampling_probs: fields.boolean("post_sampling_probs")?.unwrap_or(false),
+            response_fields: response_fields(fields)?,
+            least_indent: fields.integer("n_indent", 0..=i64::MAX)?.map_or(0, |num| num as usize),
         })
     }
 
-    /// Puts what was read, or is assumed, where the parameters that all endpoints share are read from.
+    /// Puts what was read where the parameters that all endpoints share are read from.
     fn assume(&self, fields: &mut Fields) {
-        fields.assume("temperature", json!(self.temperature));
-        fields.assume("top_k", json!(TOP_K));
-        fields.assume("top_p", json!(TOP_P));
-        fields.assume("min_p", json!(MIN_P));
+        if let Some(temperature) = self.temperature {
+            fields.assume("temperature", json!(temperature));
+        }
         if let Some(seed) = &self.seed {
             fields.assume("seed", seed.clone());
         }
@@ -231,149 +206,31 @@ impl Own {
                 sampling.max_tokens = Some(1);
                 sampling.min_tokens = 0;
             }
-            Some(num) => sampling.max_tokens = usize::try_from(num).ok(),
+            // Less than 0 is the rest of the context.
+            Some(num) => {
+                parameters.default_max_tokens = None;
+                sampling.max_tokens = usize::try_from(num).ok();
+            }
         }
         parameters.details.logprobs = self.num_probs;
         sampling.logprobs = self.num_probs;
+        sampling.logprobs_of_draw = self.post_sampling_probs;
         parameters.details.token_ids |= self.return_tokens;
-        sampling.logit_bias = self.biases.clone();
-        sampling.bad_words.extend(self.banned.iter().map(|&token| vec![token]));
-        if let Some(samplers) = &self.samplers {
-            leave_out(sampling, samplers);
-        }
-        limit_penalties(self.repeat_last_n, "repeat_last_n", sampling)
+        Ok(())
     }
 }
 
-/// Applies `repeat_last_n`, which came in the field `field`: penalties look at the whole text here, and not at its last tokens.
-pub(crate) fn limit_penalties(last_n: Option<i64>, field: &str, sampling: &mut SamplingParams) -> Result<(), ApiError> {
-    let are_off =
-        (sampling.repetition_penalty - 1.0).abs() + sampling.presence_penalty.abs() + sampling.frequency_penalty.abs()
-            == 0.0;
-    match last_n {
-        None | Some(-1) => Ok(()),
-        Some(0) => {
-            penalties_off(sampling);
-            Ok(())
-        }
-        Some(_) if are_off => Ok(()),
-        Some(other) => {
-            let message = format!(
-                "{field} must be -1 (penalties look at the whole text on this server) or 0 (they are off), got {other}"
-            );
-            Err(ApiError::unsupported(field, message))
-        }
-    }
-}
-
-fn penalties_off(sampling: &mut SamplingParams) {
-    let off = SamplingParams::default();
-    sampling.repetition_penalty = off.repetition_penalty;
-    sampling.presence_penalty = off.presence_penalty;
-    sampling.frequency_penalty = off.frequency_penalty;
-}
-
-/// Turns off the samplers that a request does not name.
-fn leave_out(sampling: &mut SamplingParams, named: &[&str]) {
-    let off = SamplingParams::default();
-    for sampler in SAMPLERS.iter().filter(|sampler| !named.contains(*sampler)) {
-        match *sampler {
-            "penalties" => penalties_off(sampling),
-            // Greedy is a way to choose and no filter.
-            "temperature" if sampling.temperature > 0.0 => sampling.temperature = off.temperature,
-            "min_p" => sampling.min_p = off.min_p,
-            "top_k" => sampling.top_k = off.top_k,
-            "typ_p" => sampling.typical_p = off.typical_p,
-            "top_p" => sampling.top_p = off.top_p,
-            _ => {}
-        }
-    }
-}
-
-/// `samplers`: names in the order of [`SAMPLERS`].
-fn samplers(fields: &mut Fields) -> Result<Option<Vec<&'static str>>, ApiError> {
-    let Some(items) = fields.array("samplers")? else { return Ok(None) };
-    let mut named: Vec<&'static str> = Vec::new();
-    let mut left = SAMPLERS.iter();
-    for item in &items {
-        let name = match item.as_str() {
-            Some("typical_p" | "typical") => "typ_p",
-            Some(name) => name,
-            None => "",
-        };
-        if OFF_SAMPLERS.contains(&name) {
-            continue;
-        }
-        let Some(sampler) = left.find(|sampler| **sampler == name) else {
-            let message = format!(
-                "samplers must be names in the order in which they apply on this server, which is {}; got {} in another place",
-                SAMPLERS.join(", "),
-                show(item)
-            );
-            return Err(ApiError::unsupported("samplers", message));
-        };
-        named.push(*sampler);
-    }
-    Ok(Some(named))
-}
-
-/// Biases of tokens, and tokens that must not be chosen.
-type Biases = (Vec<(u32, f32)>, Vec<u32>);
-
-/// `{"id or text": bias}` or `[[id or text, bias], ...]`; a text stands for each of its tokens, `false` for never.
-fn logit_bias(value: Value, served: &Served) -> Result<Biases, ApiError> {
-    let invalid = |message: String| Err(ApiError::invalid("logit_bias", message));
-    let pairs: Vec<(Value, Value)> = match value {
-        Value::Object(object) => {
-            let id = |name: String| name.parse::<u32>().map_or(Value::String(name), Value::from);
-            object.into_iter().map(|(name, bias)| (id(name), bias)).collect()
-        }
-        Value::Array(items) => {
-            let mut pairs = Vec::with_capacity(items.len());
-            for item in items {
-                match item {
-                    Value::Array(mut pair) if pair.len() == 2 => {
-                        let bias = pair.pop().unwrap_or_default();
-                        pairs.push((pair.pop().unwrap_or_default(), bias));
-                    }
-                    other => {
-                        return invalid(format!("each item of logit_bias must be [token, bias], got {}", show(&other)));
-                    }
-                }
-            }
-            pairs
-        }
+/// `response_fields`: names, and paths with slashes to fields of fields.
+fn response_fields(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    const FIELD: &str = "response_fields";
+    let path = |item: Value| match item {
+        Value::String(path) => Ok(path),
         other => {
-            return invalid(format!("logit_bias must be an object or an array of [token, bias], got {}", show(&other)));
+            let message = format!("{FIELD} must be an array of strings, and has {}", show(&other));
+            Err(ApiError::invalid(FIELD, message))
         }
     };
-    // Of two biases of a token the last counts.
-    let (mut biases, mut banned) = (BTreeMap::new(), Vec::new());
-    for (token, bias) in pairs {
-        let tokens = match &token {
-            Value::String(text) => {
-                let options = EncodeOptions { parse_special: true, add_bos: false };
-                crate::prompt::encode_with(served, text, "logit_bias", options)?
-            }
-            id => mixed_prompt::tokens(std::slice::from_ref(id), served, "logit_bias")?,
-        };
-        match bias.as_f64() {
-            Some(number) if (-100.0..=100.0).contains(&number) => {
-                biases.extend(tokens.into_iter().map(|token| (token, number as f32)));
-            }
-            None if bias == Value::Bool(false) && banned.len() + tokens.len() <= MAX_BAD_WORDS => banned.extend(tokens),
-            None if bias == Value::Bool(false) => {
-                return invalid(format!("logit_bias rules out more than {MAX_BAD_WORDS} tokens"));
-            }
-            _ => {
-                let got = show(&bias);
-                return invalid(format!(
-                    "a bias in logit_bias must be a number between -100 and 100, or false, got {got}"
-                ));
-            }
-        }
-    }
-    Ok((biases.into_iter().collect(), banned))
+    fields.array(FIELD)?.unwrap_or_default().into_iter().map(path).collect()
 }
 
 #[cfg(test)]

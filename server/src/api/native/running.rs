@@ -1,12 +1,9 @@
-//! The choices of a request while they grow, and `t_max_predict_ms`: once that much time has gone by since the first text, a
-//! request ends as soon as each of its unfinished choices has a line break, as in llama-server.
+//! The choices of a request while they grow.
 
-use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use taper_engine::FinishReason;
-use tokio::time::Sleep;
 
 use super::shape::Native;
 use crate::answer::Source;
@@ -16,84 +13,68 @@ use crate::generation::{Generation, Output, Piece};
 pub(super) struct Running {
     pub(super) native: Native,
     generation: Generation,
-    limit: Option<Duration>,
-    /// Runs from the first text.
-    deadline: Option<Pin<Box<Sleep>>>,
-    is_late: bool,
-    begun: Instant,
 }
 
 impl Running {
-    pub(super) fn new(native: Native, generation: Generation, limit: Option<Duration>) -> Self {
-        Self { native, generation, limit, deadline: None, is_late: false, begun: Instant::now() }
+    pub(super) fn new(native: Native, generation: Generation) -> Self {
+        Self { native, generation }
     }
 
-    /// New text of a choice; `None` when all are complete.
-    pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<(usize, Piece), ApiError>>> {
+    /// The next part of a stream; `None` when all choices are complete.
+    pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Value, ApiError>>> {
         loop {
-            if let Some(deadline) = &mut self.deadline
-                && deadline.as_mut().poll(context).is_ready()
-            {
-                self.deadline = None;
-                self.is_late = true;
-            }
-            if self.is_late && self.native.may_be_cut() {
-                self.cut();
-                return Poll::Ready(None);
-            }
-            let output = match self.generation.poll_next(context) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(None) => return Poll::Ready(None),
-                Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error))),
-                Poll::Ready(Some(Ok(output))) => output,
+            let output = match std::task::ready!(self.generation.poll_next(context)) {
+                None => return Poll::Ready(None),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                Some(Ok(output)) => output,
             };
-            match output {
-                Output::Text { choice, piece } => {
-                    self.note(choice, &piece);
-                    return Poll::Ready(Some(Ok((choice, piece))));
+            let (choice, piece, reason) = match output {
+                Output::Text { choice, piece } => (choice, piece, None),
+                Output::Finished { choice, reason, piece } => (choice, piece, Some(reason)),
+                Output::Progress { prompt, progress } => {
+                    let choice = self.generation.choices_of(prompt).start;
+                    return Poll::Ready(Some(Ok(self.native.progress(choice, &progress))));
                 }
-                Output::Finished { choice, reason, piece } => {
-                    self.note(choice, &piece);
-                    self.native.finish(choice, reason);
-                    if !piece.text.is_empty() {
-                        return Poll::Ready(Some(Ok((choice, piece))));
-                    }
-                }
-                // Nobody can ask for the first; the second says nothing that the usage of the prompts does not.
-                Output::PromptLogprobs { .. } => {}
+                // Nobody can ask for the first; the second says nothing that the totals of the prompts do not.
+                Output::PromptLogprobs { .. } => continue,
                 Output::Totals(_) => {
                     for prompt in 0..self.generation.num_prompts() {
-                        self.native.note_usage(prompt, self.generation.usage_of(prompt));
+                        self.native.note_totals(prompt, self.generation.totals_of(prompt));
                     }
+                    continue;
                 }
+            };
+            if let Some(piece) = self.take(choice, piece, reason) {
+                return Poll::Ready(Some(Ok(self.native.part(choice, &piece))));
             }
         }
     }
 
-    fn note(&mut self, choice: usize, piece: &Piece) {
-        if let Some(limit) = self.limit.take() {
-            self.deadline = Some(Box::pin(tokio::time::sleep(limit)));
-            self.native.first_text_s = self.begun.elapsed().as_secs_f64();
+    /// Takes more of a choice, and returns what of it is told before its last word. A choice that has ended here may go on at the
+    /// engine, beside others of its prompt.
+    fn take(&mut self, choice: usize, mut piece: Piece, reason: Option<FinishReason>) -> Option<Piece> {
+        if self.native.is_finished(choice) {
+            return None;
+        }
+        let end = self.native.end_of(choice, &piece.text);
+        if let Some(end) = end {
+            piece.text.truncate(end);
         }
         self.native.append(choice, piece.clone());
-    }
-
-    /// Ends the choices that have not ended.
-    fn cut(&mut self) {
-        self.native.elapsed_s = self.begun.elapsed().as_secs_f64();
-        for prompt in 0..self.generation.num_prompts() {
-            self.native.note_usage(prompt, self.generation.usage_of(prompt));
+        if let Some(reason) = end.map(|_| FinishReason::Length).or(reason) {
+            self.native.finish(choice, reason);
         }
-        self.generation.stop();
-        for choice in 0..self.generation.num_choices() {
-            self.native.finish_if_unfinished(choice, FinishReason::Length);
+        if end.is_some() && self.native.are_finished() {
+            self.generation.cut();
         }
+        // The tokens of the last text go with it, those without text with the last word.
+        (reason.is_none() || !piece.text.is_empty()).then_some(piece)
     }
 
     /// Waits for all of it.
     pub(super) async fn collect(mut self) -> Result<Native, ApiError> {
-        while let Some(piece) = std::future::poll_fn(|context| self.poll_next(context)).await {
-            piece?;
+        while let Some(part) = std::future::poll_fn(|context| self.poll_next(context)).await {
+            part?;
         }
         Ok(self.native)
     }

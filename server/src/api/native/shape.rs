@@ -3,17 +3,25 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use taper_engine::{FinishReason, SamplingParams, Timings, TokenLogprobs, Usage};
+use taper_engine::{FinishReason, Mirostat, MirostatVersion, SamplingParams, TokenLogprobs};
 use taper_text::{Detokenizer, Tokenizer};
 
-use super::request::{ANY_SEED, Prepared, SAMPLERS};
+use super::indent::Indent;
+use super::request::{ANY_SEED, Prepared};
 use crate::answer::{self, AnswerPiece};
-use crate::generation::{Piece, Totals};
+use crate::generation::{Piece, Progress, Totals};
 use crate::state::Served;
 use crate::token_json::{Details, TokenWriter};
 
 /// `generation_settings`: what a request asks for, or is assumed to.
-pub(super) fn settings(sampling: &SamplingParams, stream: bool) -> Value {
+pub(super) fn settings(sampling: &SamplingParams, samplers: &[&str], stream: bool) -> Value {
+    let last_n = |num: Option<usize>| num.map_or(-1, |num| i64::try_from(num).unwrap_or(i64::MAX));
+    let version = match sampling.mirostat.map(|mirostat| mirostat.version) {
+        None => 0,
+        Some(MirostatVersion::One) => 1,
+        Some(MirostatVersion::Two) => 2,
+    };
+    let mirostat = sampling.mirostat.unwrap_or(Mirostat::new(MirostatVersion::Two));
     let bias = |&(token, bias): &(u32, f32)| json!({ "token": token, "bias": bias });
     let never = |word: &Vec<u32>| word.first().map(|token| json!({ "token": token, "bias": false }));
     let banned = sampling.bad_words.iter().filter(|word| word.len() == 1).filter_map(never);
@@ -21,19 +29,26 @@ pub(super) fn settings(sampling: &SamplingParams, stream: bool) -> Value {
     json!({
         "seed": sampling.seed.unwrap_or(ANY_SEED),
         "temperature": sampling.temperature,
-        "dynatemp_range": 0.0,
+        "dynatemp_range": sampling.dynamic_temperature.range,
+        "dynatemp_exponent": sampling.dynamic_temperature.exponent,
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
-        "top_n_sigma": -1.0,
-        "xtc_probability": 0.0,
+        "top_n_sigma": if sampling.top_n_sigma > 0.0 { sampling.top_n_sigma } else { -1.0 },
+        "xtc_probability": sampling.xtc.probability,
+        "xtc_threshold": sampling.xtc.threshold,
         "typical_p": sampling.typical_p,
-        "repeat_last_n": -1,
+        "repeat_last_n": last_n(sampling.penalty_last_n),
         "repeat_penalty": sampling.repetition_penalty,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
-        "dry_multiplier": 0.0,
-        "mirostat": 0,
+        "dry_multiplier": sampling.dry.multiplier,
+        "dry_base": sampling.dry.base,
+        "dry_allowed_length": sampling.dry.allowed_length,
+        "dry_penalty_last_n": last_n(sampling.dry.last_n),
+        "mirostat": version,
+        "mirostat_tau": mirostat.tau,
+        "mirostat_eta": mirostat.eta,
         "stop": sampling.stop,
         "max_tokens": num_tokens,
         "n_predict": num_tokens,
@@ -42,9 +57,9 @@ pub(super) fn settings(sampling: &SamplingParams, stream: bool) -> Value {
         "stream": stream,
         "logit_bias": sampling.logit_bias.iter().map(bias).chain(banned).collect::<Value>(),
         "n_probs": sampling.logprobs.unwrap_or(0),
-        "min_keep": 0,
-        "samplers": SAMPLERS,
-        "post_sampling_probs": false,
+        "min_keep": sampling.min_keep,
+        "samplers": samplers,
+        "post_sampling_probs": sampling.logprobs_of_draw,
         "lora": [],
     })
 }
@@ -54,13 +69,14 @@ pub(super) fn settings(sampling: &SamplingParams, stream: bool) -> Value {
 struct Choice {
     piece: Piece,
     reason: Option<FinishReason>,
+    indent: Option<Indent>,
 }
 
 struct Prompt {
     text: String,
     num_tokens: usize,
     last: Option<u32>,
-    usage: Option<Usage>,
+    totals: Totals,
 }
 
 /// All that the answer to a request is made of.
@@ -70,24 +86,22 @@ pub(super) struct Native {
     model: String,
     context_len: usize,
     settings: Value,
+    response_fields: Vec<String>,
     sampling: SamplingParams,
     returns_tokens: bool,
     prompt_only: bool,
     prompts: Vec<Prompt>,
     choices: Vec<Choice>,
-    /// From the start to the first text, and to the end, where the engine did not get to measure it.
-    pub(super) first_text_s: f64,
-    pub(super) elapsed_s: f64,
 }
 
 impl Native {
     pub(super) fn new(served: &Served, request: &Prepared) -> Self {
-        let Prepared { parameters, prompts, texts, settings, .. } = request;
+        let Prepared { parameters, prompts, texts, settings, response_fields, .. } = request;
         let prompt = |(text, tokens): (&String, &Vec<u32>)| Prompt {
             text: text.clone(),
             num_tokens: tokens.len(),
             last: tokens.last().copied(),
-            usage: None,
+            totals: Totals::default(),
         };
         let prompts: Vec<Prompt> = texts.iter().zip(prompts).map(prompt).collect();
         let num_choices = prompts.len() * parameters.sampling.n;
@@ -97,13 +111,17 @@ impl Native {
             model: served.model.id.clone(),
             context_len: served.model.context_len.min(served.model.engine.limits().context_len),
             settings: settings.clone(),
+            response_fields: response_fields.clone(),
             sampling: parameters.sampling.clone(),
             returns_tokens: parameters.details.token_ids,
             prompt_only: parameters.prompt_only,
             prompts,
-            choices: std::iter::repeat_with(Choice::default).take(num_choices).collect(),
-            first_text_s: 0.0,
-            elapsed_s: 0.0,
+            choices: std::iter::repeat_with(|| Choice {
+                indent: Indent::new(request.least_indent),
+                ..Choice::default()
+            })
+            .take(num_choices)
+            .collect(),
         }
     }
 
@@ -115,18 +133,21 @@ impl Native {
         self.choices[choice].reason = Some(reason);
     }
 
-    pub(super) fn finish_if_unfinished(&mut self, choice: usize, reason: FinishReason) {
-        self.choices[choice].reason.get_or_insert(reason);
+    pub(super) fn is_finished(&self, choice: usize) -> bool {
+        self.choices[choice].reason.is_some()
     }
 
-    /// Whether some choices have not ended, and each of these has a line break.
-    pub(super) fn may_be_cut(&self) -> bool {
-        let mut unfinished = self.choices.iter().filter(|choice| choice.reason.is_none()).peekable();
-        unfinished.peek().is_some() && unfinished.all(|choice| choice.piece.text.contains('\n'))
+    pub(super) fn are_finished(&self) -> bool {
+        self.choices.iter().all(|choice| choice.reason.is_some())
     }
 
-    pub(super) fn note_usage(&mut self, prompt: usize, usage: Option<Usage>) {
-        self.prompts[prompt].usage = usage;
+    /// Where more of a choice's text ends because of its indentation.
+    pub(super) fn end_of(&mut self, choice: usize, text: &str) -> Option<usize> {
+        self.choices[choice].indent.as_mut().and_then(|indent| indent.end_of(text))
+    }
+
+    pub(super) fn note_totals(&mut self, prompt: usize, totals: Option<Totals>) {
+        self.prompts[prompt].totals = totals.unwrap_or_default();
     }
 
     fn prompt_of(&self, choice: usize) -> &Prompt {
@@ -148,6 +169,13 @@ impl Native {
         part
     }
 
+    /// A part that tells how much of the prompt of a choice is computed.
+    pub(super) fn progress(&self, choice: usize, progress: &Progress) -> Value {
+        let mut part = self.part(choice, &Piece::default());
+        part["prompt_progress"] = answer::prompt_progress(progress);
+        part
+    }
+
     fn add_probabilities(&self, body: &mut Value, logprobs: &[TokenLogprobs]) {
         if self.sampling.logprobs.is_some() {
             body["completion_probabilities"] = logprobs.iter().map(|found| self.probability(found)).collect();
@@ -155,17 +183,21 @@ impl Native {
     }
 
     fn probability(&self, found: &TokenLogprobs) -> Value {
-        let mut object = self.writer.entry_with_id(found.token, found.logprob);
+        let entry = |token: u32, logprob: f32| match self.sampling.logprobs_of_draw {
+            true => self.writer.entry_with_probability(token, logprob),
+            false => self.writer.entry_with_id(token, logprob),
+        };
+        let mut object = entry(found.token, found.logprob);
         let num_top = self.sampling.logprobs.unwrap_or(0) as usize;
-        let top = found.top.iter().take(num_top).map(|&(token, logprob)| self.writer.entry_with_id(token, logprob));
-        object["top_logprobs"] = top.collect();
+        let top = found.top.iter().take(num_top).map(|&(token, logprob)| entry(token, logprob));
+        object[if self.sampling.logprobs_of_draw { "top_probs" } else { "top_logprobs" }] = top.collect();
         object
     }
 
     /// The whole answer: an object, or an array of them where there are several choices. One after another, because as a value
     /// it takes many times the memory.
     pub(super) fn write(&self) -> String {
-        let mut texts = (0..self.choices.len()).map(|choice| self.whole(choice).to_string());
+        let mut texts = (0..self.choices.len()).map(|choice| self.chosen(self.whole(choice)).to_string());
         if self.choices.len() == 1 {
             return texts.next().unwrap_or_default();
         }
@@ -183,7 +215,7 @@ impl Native {
     /// A choice with its text.
     fn whole(&self, choice: usize) -> Value {
         let piece = &self.choices[choice].piece;
-        let mut body = self.last_word(choice);
+        let mut body = self.ending(choice);
         body["content"] = piece.text.as_str().into();
         if self.returns_tokens {
             body["tokens"] = json!(piece.tokens);
@@ -192,12 +224,29 @@ impl Native {
         body
     }
 
-    /// The last part of a choice's stream: all but its text, which the parts before had.
+    /// The last part of a choice's stream.
     pub(super) fn last_word(&self, choice: usize) -> Value {
+        self.chosen(self.ending(choice))
+    }
+
+    /// Of an answer the fields that were asked for, under the names that they were asked for by.
+    fn chosen(&self, body: Value) -> Value {
+        if self.response_fields.is_empty() {
+            return body;
+        }
+        let field = |path: &String| {
+            let found = path.split('/').try_fold(&body, |value, name| value.as_object()?.get(name))?;
+            Some((path.clone(), found.clone()))
+        };
+        self.response_fields.iter().filter_map(field).collect()
+    }
+
+    /// All of a choice but its text, which the parts of a stream had.
+    fn ending(&self, choice: usize) -> Value {
         let prompt = self.prompt_of(choice);
-        let Choice { piece, reason } = &self.choices[choice];
+        let Choice { piece, reason, .. } = &self.choices[choice];
         let num_predicted = if self.prompt_only { 0 } else { piece.tokens.len() };
-        let (stop_type, stopping_word) = self.end_of(choice);
+        let (stop_type, stopping_word) = self.stop_of(choice);
         let is_full = *reason == Some(FinishReason::Length) && prompt.num_tokens + num_predicted >= self.context_len;
         json!({
             "index": choice,
@@ -214,40 +263,13 @@ impl Native {
             "truncated": is_full,
             "stop_type": stop_type,
             "stopping_word": stopping_word,
-            "tokens_cached": prompt.usage.map_or(0, |usage| usage.cached_tokens),
-            "timings": self.timings(prompt, num_predicted),
+            "tokens_cached": prompt.totals.cached_tokens,
+            "timings": answer::timings(&prompt.totals).unwrap_or_default(),
         })
     }
 
-    fn timings(&self, prompt: &Prompt, num_predicted: usize) -> Value {
-        let usage = prompt.usage.unwrap_or_else(|| Usage {
-            prompt_tokens: prompt.num_tokens,
-            completion_tokens: num_predicted,
-            timings: Timings {
-                queue_s: 0.0,
-                prefill_s: self.first_text_s,
-                decode_s: (self.elapsed_s - self.first_text_s).max(0.0),
-                ..Timings::default()
-            },
-            ..Usage::default()
-        });
-        let totals = Totals {
-            prompt_tokens: usage.prompt_tokens,
-            cached_tokens: usage.cached_tokens,
-            completion_tokens: if self.prompt_only { 0 } else { usage.completion_tokens },
-            guessed_tokens: usage.guessed_tokens,
-            right_guesses: usage.right_guesses,
-            reasoning_tokens: 0,
-            recomputed_rows: Some(usage.recomputed_rows),
-            timings: Some(usage.timings),
-        };
-        let mut timings = answer::timings(&totals).unwrap_or_default();
-        timings["cache_n"] = totals.cached_tokens.into();
-        timings
-    }
-
     /// (`stop_type`, `stopping_word`).
-    fn end_of(&self, choice: usize) -> (&'static str, &str) {
+    fn stop_of(&self, choice: usize) -> (&'static str, &str) {
         match self.choices[choice].reason {
             None => ("none", ""),
             Some(FinishReason::Length) => ("limit", ""),

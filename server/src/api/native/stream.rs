@@ -10,11 +10,11 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::response::{IntoResponse, Response};
 use futures_core::Stream;
+use serde_json::Value;
 use tokio::time::{Instant, Sleep};
 
 use super::running::Running;
 use crate::errors::ApiError;
-use crate::generation::Piece;
 use crate::sse;
 
 /// Begins a streamed answer.
@@ -41,9 +41,9 @@ struct Frames {
 }
 
 impl Frames {
-    fn push(&mut self, news: Option<Result<(usize, Piece), ApiError>>) {
+    fn push(&mut self, news: Option<Result<Value, ApiError>>) {
         match news {
-            Some(Ok((choice, piece))) => self.frame(&self.running.native.part(choice, &piece).to_string()),
+            Some(Ok(part)) => self.frame(&part.to_string()),
             Some(Err(error)) => {
                 self.frame(&error.to_json().to_string());
                 self.ended = true;

@@ -32,6 +32,8 @@ pub(crate) struct Prepared {
     /// Whether the answer is one vector and nothing else.
     is_alone: bool,
     begun: Instant,
+    /// Whether the model is to be unloaded after the answer.
+    unloads: bool,
     ignored: Vec<String>,
 }
 
@@ -55,6 +57,9 @@ async fn answer(
 ) -> Result<Reply, ApiError> {
     let mut admitted = api::admit(state, headers, body).await?;
     let mut prepared = admitted.read(state, prepare).await?;
+    if prepared.unloads {
+        admitted.active.unload_after();
+    }
     // The request is under way until its answer is written.
     let api::Admitted { served, active: _active, time_limit, .. } = admitted;
     let ignored = std::mem::take(&mut prepared.ignored);
@@ -78,7 +83,7 @@ pub(crate) fn prepare_embed(body: &[u8], state: &ServerState, served: &Served) -
     common.ignored.extend(unsupported::check_rest(fields, state)?);
     let shape =
         Shape { dimensions: dimensions.map_or(hidden_size, |num| num as usize), is_normalized: true, is_base64: false };
-    shape.check_size(texts.len())?;
+    shape.check_size(texts.len(), "input")?;
     let keeps = if truncates { Keeps::First(common.num_ctx) } else { Keeps::All };
     common.prepare(served, texts, keeps, shape, false)
 }
@@ -102,6 +107,7 @@ struct Common {
     /// Tokens that an input may have.
     num_ctx: usize,
     begun: Instant,
+    unloads: bool,
     ignored: Vec<String>,
 }
 
@@ -114,12 +120,12 @@ impl Common {
         let pooling = embeddings.pooling.ok_or_else(|| {
             refused("asks for a way of pooling that this server does not have; /v1/embeddings takes one as `pooling`")
         })?;
-        keep_alive::take_zero(fields)?;
+        let unloads = keep_alive::take_zero(fields)?;
         let mut ignored = Vec::new();
         let mut options = options::fields_of(fields)?;
         let num_ctx = options::take_num_ctx(&mut options, state, served, &mut ignored)?;
         let asked = Asked { pooling, priority: 0, cache_salt: None };
-        Ok(Common { model, embeddings, asked, num_ctx, begun, ignored })
+        Ok(Common { model, embeddings, asked, num_ctx, begun, unloads, ignored })
     }
 
     fn prepare(
@@ -130,7 +136,7 @@ impl Common {
         shape: Shape,
         is_alone: bool,
     ) -> Result<Prepared, ApiError> {
-        let Common { model, asked, num_ctx, begun, ignored, .. } = self;
+        let Common { model, asked, num_ctx, begun, unloads, ignored, .. } = self;
         let encoding = Encoding { context_len: num_ctx, keeps, adds_special: true };
         let tokens = |(name, text): (String, String)| {
             let tokens = encoding.tokens(served, &name, Input::Text(text));
@@ -144,7 +150,7 @@ impl Common {
             })
         };
         let inputs = texts.into_iter().map(tokens).collect::<Result<_, ApiError>>()?;
-        Ok(Prepared { model, inputs, asked, shape, is_alone, begun, ignored })
+        Ok(Prepared { model, inputs, asked, shape, is_alone, begun, unloads, ignored })
     }
 }
 

@@ -36,11 +36,11 @@ pub(crate) async fn errors_in_own_words(request: Request, next: Next) -> Respons
         return response;
     }
     let (mut parts, body) = response.into_parts();
-    let body = match parts.extensions.remove::<ApiError>() {
+    let body = match parts.extensions.get::<ApiError>() {
         None => body,
         Some(error) => {
             parts.headers.remove(header::CONTENT_LENGTH);
-            Body::from(to_json(&error).to_string())
+            Body::from(to_json(error).to_string())
         }
     };
     Response::from_parts(parts, body)

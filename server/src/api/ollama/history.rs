@@ -18,11 +18,6 @@ pub(super) fn take(fields: &mut Fields) -> Result<Vec<ChatMessage>, ApiError> {
     for (index, item) in items.into_iter().enumerate() {
         history.read(Fields::nested(&format!("{FIELD}[{index}]"), item)?)?;
     }
-    if history.messages.last().is_some_and(|last| last.role == "assistant") {
-        let message = "messages must end with a message of the user or of a tool: this server does not go on with one of the \
-                       assistant";
-        return Err(ApiError::unsupported(FIELD, message));
-    }
     Ok(history.messages)
 }
 
@@ -184,7 +179,6 @@ mod tests {
             (json!([{ "role": "assistant", "tool_calls": [{}] }]), "messages[0].tool_calls[0].function is missing"),
             (json!([{ "role": "assistant", "tool_calls": [{ "function": {} }] }]), "tool_calls[0].function.name"),
             (json!([{ "role": "assistant", "tool_calls": [call("f", &json!(5))] }]), "arguments must be an object"),
-            (json!([{ "role": "assistant", "content": "a" }]), "messages must end"),
         ] {
             let error = read(&messages).expect_err("should be refused");
             assert_eq!(error.status(), 400);

@@ -1,5 +1,6 @@
 //! `keep_alive`: how long a model shall stay loaded, in seconds or as Go writes durations ("5m", "1h30m", "-1"). Here it stays
-//! as long as the server runs; with nothing to answer, 0 has the request answered as one that unloads.
+//! until another needs its memory; 0 has it unloaded after the answer if nobody else uses it then, and with nothing to answer as
+//! soon as those who use it have ended.
 
 use serde_json::Value;
 

@@ -3,6 +3,7 @@
 use crate::errors::ApiError;
 use crate::fields::Fields;
 use crate::models::LATEST;
+use crate::parameters::check_unnamed;
 use crate::state::{Served, ServerState};
 
 /// Characters of a name that an error repeats.
@@ -13,7 +14,8 @@ pub(super) fn listed(id: &str) -> String {
     if id.contains(':') { id.to_owned() } else { format!("{id}{LATEST}") }
 }
 
-/// Takes the name of the model, which has to be one of the served model's; the answer carries it as it was asked for.
+/// Takes the name of the model, which has to be one of the served model's; the answer carries it as it was asked for. An empty one
+/// is none.
 pub(super) fn take(fields: &mut Fields, state: &ServerState, served: &Served) -> Result<String, ApiError> {
     let asked = fields.string("model")?;
     check(asked, state, served)
@@ -26,7 +28,10 @@ pub(super) fn take_any(fields: &mut Fields, state: &ServerState, served: &Served
 }
 
 fn check(asked: Option<String>, state: &ServerState, served: &Served) -> Result<String, ApiError> {
-    let Some(asked) = asked else { return Ok(listed(&served.model.id)) };
+    let Some(asked) = asked.filter(|name| !name.is_empty()) else {
+        check_unnamed(state, served)?;
+        return Ok(listed(&served.model.id));
+    };
     if state.answers_to(&served.model.id, &asked) {
         Ok(asked)
     } else {

@@ -5,20 +5,19 @@
 
 use serde_json::{Value, json};
 
-use crate::api::native::limit_penalties;
 use crate::chat::check_single;
 use crate::errors::ApiError;
-use crate::fields::{Fields, integer_of, show};
+use crate::fields::{Fields, UNBOUNDED, integer_of, show};
 use crate::parameters::Parameters;
+use crate::sampling_defaults::SamplingDefaults;
 use crate::state::{Served, ServerState};
 use crate::unsupported;
 
 const FIELD: &str = "options";
 
 /// Ollama's defaults.
-const TEMPERATURE: f64 = 0.8;
-const TOP_K: u32 = 40;
-const TOP_P: f64 = 0.9;
+const DEFAULTS: SamplingDefaults =
+    SamplingDefaults { temperature: Some(0.8), top_k: Some(40), top_p: Some(0.9), ..SamplingDefaults::NONE };
 
 /// A parameter that is not there, and which values ask for nothing.
 type Refused = (&'static str, fn(&Value) -> bool);
@@ -28,6 +27,8 @@ pub(crate) const REFUSED: &[Refused] = &[
     // Beside the options, and not among them.
     ("stream", is_never),
     ("stream_options", is_never),
+    // Its answers tell where the time went in its own words.
+    ("timings", is_off),
     ("tfs_z", is_one),
     ("penalize_newline", is_on),
     ("logits_all", is_off),
@@ -35,8 +36,8 @@ pub(crate) const REFUSED: &[Refused] = &[
     ("embedding_only", is_off),
 ];
 
-/// Options that change nothing in the answer: of a sampler that is off, and of a shift of the context, which there is not.
-pub(crate) const HARMLESS: &[&str] = &["mirostat_tau", "mirostat_eta", "num_keep"];
+/// Options that change nothing in the answer: of a shift of the context, which there is not.
+pub(crate) const HARMLESS: &[&str] = &["num_keep"];
 
 /// Options that say how to load and compute, which this server was told when it started; they are told among the ignored fields.
 pub(crate) const LOADING: &[&str] = &[
@@ -81,19 +82,13 @@ pub(super) fn take(
     refuse(&mut options)?;
     take_num_ctx(&mut options, state, served, ignored)?;
     let num_predict = options.integer("num_predict", -2..=i64::MAX)?;
-    let last_n = options.integer("repeat_last_n", -1..=i64::from(i32::MAX))?;
     // -1 is any.
-    let seed = options.take("seed").filter(|seed| integer_of(seed) != Some(-1));
-    let defaults = [
-        ("seed", seed.unwrap_or_default()),
-        ("temperature", json!(TEMPERATURE)),
-        ("top_k", json!(TOP_K)),
-        ("top_p", json!(TOP_P)),
-    ];
-    for (name, value) in defaults {
-        options.assume(name, value);
+    if let Some(seed) = options.take("seed").filter(|seed| integer_of(seed) != Some(-1)) {
+        options.assume("seed", seed);
     }
-    let mut parameters = Parameters::take(&mut options, state, served)?;
+    // It was named beside the options, if at all.
+    options.assume("model", json!(served.model.id));
+    let mut parameters = Parameters::take_up_to(UNBOUNDED, &mut options, state, served, DEFAULTS)?;
     check_single(&parameters)?;
     let sampling = &mut parameters.sampling;
     match num_predict {
@@ -105,9 +100,11 @@ pub(super) fn take(
             sampling.min_tokens = 0;
         }
         // Less than 0 is the rest of the context.
-        Some(num) => sampling.max_tokens = usize::try_from(num).ok(),
+        Some(num) => {
+            parameters.default_max_tokens = None;
+            sampling.max_tokens = usize::try_from(num).ok();
+        }
     }
-    limit_penalties(last_n, "options.repeat_last_n", sampling)?;
     let unknown = unsupported::check_rest(options, state)?;
     ignored.extend(unknown.into_iter().map(|name| format!("{FIELD}.{name}")));
     Ok(parameters)

@@ -6,7 +6,7 @@ use taper_text::{ChatMessage, GrammarSpec};
 use super::shape::{Answer, Kind, nothing_to_answer};
 use super::{history, keep_alive, names, options};
 use crate::api::chat_completions::{read_logprobs, reasoning_effort, switch_thinking, tools};
-use crate::chat::{self, Conversation, Reading, Thoughts, ToolChoice};
+use crate::chat::{self, Conversation, Opening, Reading, Thoughts, ToolChoice};
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 use crate::grammar_fields::Form;
@@ -24,7 +24,48 @@ pub(crate) enum Asked {
     /// It has something to answer.
     Answer(Box<Prepared>),
     /// It only asks that the model be loaded or unloaded.
-    Nothing(Reply),
+    Nothing(Nothing),
+}
+
+/// A request that has nothing to answer.
+pub(crate) struct Nothing {
+    kind: Kind,
+    /// The model, as it was asked for.
+    pub(super) model: String,
+    /// Whether the model is to be unloaded.
+    pub(super) unloads: bool,
+    ignored: Vec<String>,
+}
+
+impl Nothing {
+    /// What it is answered, which says where the model is now.
+    pub(super) fn reply(self, is_unloaded: bool) -> Reply {
+        let reason = if is_unloaded { "unload" } else { "load" };
+        let text = nothing_to_answer(self.kind, &self.model, reason).to_string();
+        Reply { text, ignored: self.ignored }
+    }
+}
+
+/// Bytes of a body that asks for nothing else than an unload.
+const MAX_UNLOAD_BYTES: usize = 4096;
+
+/// A body that asks for nothing else than that the model that it names be unloaded. All others are read with the model at hand, which
+/// says what is wrong with them.
+pub(super) fn only_unloads(body: &[u8], kind: Kind) -> Option<Nothing> {
+    if body.len() > MAX_UNLOAD_BYTES {
+        return None;
+    }
+    let mut fields = Fields::new(body::parse_object(body).ok()?);
+    let model = fields.string("model").ok()??;
+    let unloads = keep_alive::take_zero(&mut fields).ok()?;
+    fields.boolean("stream").ok()?;
+    let content = fields.take(match kind {
+        Kind::Chat => "messages",
+        Kind::Generate => "prompt",
+    });
+    let has_content = content.is_some_and(|content| content != Value::Array(Vec::new()) && content != "");
+    let only = unloads && !has_content && fields.into_rest().is_empty();
+    only.then_some(Nothing { kind, model, unloads, ignored: Vec::new() })
 }
 
 /// A request that can be answered.
@@ -35,6 +76,8 @@ pub(crate) struct Prepared {
     pub(super) prompt_field: &'static str,
     pub(super) reading: Reading,
     pub(super) shape: Answer,
+    /// Whether the model is to be unloaded after the answer.
+    pub(super) unloads: bool,
     pub(super) ignored: Vec<String>,
 }
 
@@ -44,6 +87,7 @@ pub(crate) fn prepare_chat(body: &[u8], state: &ServerState, served: &Served) ->
     let mut common = Common::take(&mut fields, state, served)?;
     let messages = history::take(&mut fields)?;
     let tools::Offer { tools, choice, parallel } = tools::take(&mut fields)?;
+    let opening = Opening::take(&mut fields)?;
     common.ignored.extend(unsupported::check_rest(fields, state)?);
     if messages.is_empty() {
         return Ok(common.nothing(Kind::Chat));
@@ -55,7 +99,9 @@ pub(crate) fn prepare_chat(body: &[u8], state: &ServerState, served: &Served) ->
         tool_choice: choice,
         parallel_calls: parallel,
         thoughts: common.thoughts,
+        thinking_budget: None,
         variables: std::mem::take(&mut common.variables),
+        opening,
     };
     let prepared = chat::prepare(served, &conversation, &mut common.parameters)?;
     Ok(common.answer(served, Kind::Chat, "messages", prepared, None))
@@ -92,7 +138,9 @@ pub(crate) fn prepare_generate(body: &[u8], state: &ServerState, served: &Served
             tool_choice: ToolChoice::None,
             parallel_calls: true,
             thoughts: common.thoughts,
+            thinking_budget: None,
             variables: std::mem::take(&mut common.variables),
+            opening: Opening::NewTurn,
         };
         chat::prepare(served, &conversation, &mut common.parameters)?
     };
@@ -110,7 +158,7 @@ struct Common {
     parameters: Parameters,
     thoughts: Thoughts,
     variables: Map<String, Value>,
-    /// Whether a request without anything to answer asks to unload.
+    /// Whether it asks that the model be unloaded.
     unloads: bool,
     ignored: Vec<String>,
 }
@@ -135,14 +183,13 @@ impl Common {
             let message = format!("{RENDER} is not supported by this server; POST /apply-template renders messages");
             return Err(ApiError::unsupported(RENDER, message));
         }
-        parameters.check(served)?;
+        parameters.settle(served)?;
         Ok(Common { model, parameters, thoughts, variables, unloads, ignored })
     }
 
     fn nothing(self, kind: Kind) -> Asked {
-        let reason = if self.unloads { "unload" } else { "load" };
-        let text = nothing_to_answer(kind, &self.model, reason).to_string();
-        Asked::Nothing(Reply { text, ignored: self.ignored })
+        let Common { model, unloads, ignored, .. } = self;
+        Asked::Nothing(Nothing { kind, model, unloads, ignored })
     }
 
     fn answer(
@@ -153,10 +200,10 @@ impl Common {
         prepared: chat::Prepared,
         context: Option<Vec<u32>>,
     ) -> Asked {
-        let Common { model, parameters, ignored, .. } = self;
+        let Common { model, parameters, unloads, ignored, .. } = self;
         let chat::Prepared { prompt, reading } = prepared;
         let shape = Answer::new(kind, model, &served.model.tokenizer, parameters.details, context);
-        Asked::Answer(Box::new(Prepared { parameters, prompt, prompt_field, reading, shape, ignored }))
+        Asked::Answer(Box::new(Prepared { parameters, prompt, prompt_field, reading, shape, unloads, ignored }))
     }
 }
 

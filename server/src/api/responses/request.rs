@@ -6,12 +6,13 @@ use taper_text::GrammarSpec;
 
 use super::{history, tools};
 use crate::api::chat_completions::{reasoning_effort, template_variables};
-use crate::chat::{self, Conversation, Reading, Thoughts, check_single};
+use crate::chat::{self, Budget, Conversation, Opening, Reading, Thoughts, check_single};
 use crate::errors::ApiError;
 use crate::fields::{Fields, show};
 use crate::grammar_fields::{Form, schema};
 use crate::limits::SMALL_BODY_BYTES;
 use crate::parameters::Parameters;
+use crate::sampling_defaults::{SamplingDefaults, as_written};
 use crate::state::{Served, ServerState};
 use crate::{account_fields, body, unsupported};
 
@@ -37,7 +38,7 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
     let mut fields = Fields::new(object);
     refuse_memory(&mut fields)?;
     let mut ignored = Vec::new();
-    let mut parameters = Parameters::take(&mut fields, state, served)?;
+    let mut parameters = Parameters::take(&mut fields, state, served, SamplingDefaults::NONE)?;
     check_single(&parameters)?;
     let most = fields.integer("max_output_tokens", 1..=i64::MAX)?;
     if let Some(most) = most {
@@ -46,10 +47,11 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
     parameters.details.logprobs = take_logprobs(&mut fields, &mut ignored)?;
     parameters.sampling.logprobs = parameters.details.logprobs;
     take_text(&mut fields, &mut parameters)?;
-    parameters.check(served)?;
+    parameters.settle(served)?;
     account_fields::take(&mut fields)?;
     let mut variables = template_variables(&mut fields)?;
     take_reasoning(&mut fields, served, &mut variables, &mut ignored)?;
+    let thinking_budget = Budget::take(&mut fields)?;
     let parallel_calls = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
     let (tools, tool_choice) = tools::take(&mut fields)?;
     let parallel_calls = tool_choice.allows_several(parallel_calls);
@@ -60,15 +62,17 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
         tool_choice,
         parallel_calls,
         thoughts: Thoughts::Apart,
+        thinking_budget,
         variables,
+        opening: Opening::take(&mut fields)?,
     };
     ignored.extend(unsupported::check_rest(fields, state)?);
     ignored.extend(chat::unkept_strictness(served, &conversation, parameters.form.is_some()));
     for (field, value) in [
-        ("temperature", json!(shown(parameters.sampling.temperature))),
-        ("top_p", json!(shown(parameters.sampling.top_p))),
-        ("presence_penalty", json!(shown(parameters.sampling.presence_penalty))),
-        ("frequency_penalty", json!(shown(parameters.sampling.frequency_penalty))),
+        ("temperature", json!(as_written(parameters.sampling.temperature))),
+        ("top_p", json!(as_written(parameters.sampling.top_p))),
+        ("presence_penalty", json!(as_written(parameters.sampling.presence_penalty))),
+        ("frequency_penalty", json!(as_written(parameters.sampling.frequency_penalty))),
         ("max_output_tokens", json!(parameters.sampling.max_tokens)),
         ("top_logprobs", json!(parameters.details.logprobs.unwrap_or(0))),
     ] {
@@ -79,11 +83,6 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
     let echo_len =
         if is_small { body.len() } else { serde_json::to_string(&echo).map_or(body.len(), |text| text.len()) };
     Ok(Prepared { parameters, prompt, reading, echo, echo_len, ignored })
-}
-
-/// A number as the client wrote it: 0.7 is another number in 64 bits.
-fn shown(number: f32) -> f64 {
-    number.to_string().parse().unwrap_or_else(|_| f64::from(number))
 }
 
 /// What the answer repeats as it came, with OpenAI's defaults.

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::items::{Item, Kind};
 use super::logprobs::Untold;
+use crate::answer;
 use crate::chat::{ChatPart, ChatPiece, End, Ending, Events, Protocol};
 use crate::errors::ApiError;
 use crate::generation::Totals;
@@ -47,6 +48,9 @@ pub(super) struct Response {
     incomplete_because: Option<&'static str>,
     error: Value,
     usage: Value,
+    /// Whether it tells where the time went.
+    tells_timings: bool,
+    timings: Option<Value>,
     /// Events so far.
     sequence: usize,
 }
@@ -68,8 +72,16 @@ impl Response {
             incomplete_because: None,
             error: Value::Null,
             usage: Value::Null,
+            tells_timings: false,
+            timings: None,
             sequence: 0,
         }
+    }
+
+    /// Tells where the time went as well.
+    pub(super) fn with_timings(mut self, tells_timings: bool) -> Response {
+        self.tells_timings = tells_timings;
+        self
     }
 
     fn to_json(&self) -> Value {
@@ -99,6 +111,7 @@ impl Response {
         });
         if let Value::Object(fields) = &mut response {
             fields.extend(self.echo.clone());
+            fields.extend(self.timings.iter().map(|timings| ("timings".to_owned(), timings.clone())));
         }
         response
     }
@@ -278,6 +291,7 @@ impl Protocol for Response {
         self.end_item(status.name(), events);
         self.completed = (status == Status::Completed).then(since_1970);
         (self.status, self.usage) = (status, usage(totals));
+        self.timings = answer::timings(totals).filter(|_| self.tells_timings);
         self.finish(kind, events);
     }
 

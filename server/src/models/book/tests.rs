@@ -131,6 +131,58 @@ fn after_a_failure_nobody_waits_and_the_next_request_tries_again() {
     load(&mut book, 1, now);
 }
 
+#[test]
+fn a_dismissed_model_goes_once_nobody_uses_it_and_comes_back_for_those_who_wait() {
+    let (mut book, now) = book(9, 30, &[10, 10]);
+    assert!(book.arrive(0, now));
+    assert!(book.dismiss(0));
+    assert_eq!(book.next(now), None, "it is used");
+    assert!(!book.arrive(0, now), "it takes no new requests");
+    assert!(!book.readmit(0, now));
+    book.arrive(1, now);
+    load(&mut book, 1, now);
+    book.release(0);
+    assert_eq!(book.next(now), Some(Action::Unload(0)));
+    assert!(book.dismiss(0), "it still takes memory");
+    book.unloaded(0);
+    assert!(!book.dismiss(0) && !book.is_dismissed(0));
+    load(&mut book, 0, now);
+    assert_eq!(book.entries[0].users, 1);
+    assert_eq!(book.next(now), None, "it was dismissed once");
+}
+
+#[test]
+fn a_model_that_is_dismissed_while_it_loads_serves_those_who_wait_first() {
+    let (mut book, now) = book(9, 30, &[10, 10]);
+    book.arrive(1, now);
+    assert_eq!(book.next(now), Some(Action::Load(1)));
+    assert!(book.dismiss(1));
+    book.loaded(1, 10, now);
+    assert_eq!(book.entries[1].users, 1);
+    assert_eq!(book.next(now), None);
+    book.release(1);
+    assert_eq!(book.next(now), Some(Action::Unload(1)));
+    book.unloaded(1);
+    book.arrive(1, now);
+    assert_eq!(book.next(now), Some(Action::Load(1)));
+    assert!(book.dismiss(1));
+    book.failed(1);
+    assert!(!book.is_dismissed(1));
+}
+
+#[test]
+fn who_dismisses_an_idle_model_disturbs_nobody() {
+    let (mut book, now) = book(9, 30, &[10]);
+    assert!(book.arrive(0, now));
+    book.dismiss_idle(0);
+    assert!(book.arrive(0, now));
+    book.release(0);
+    book.release(0);
+    assert_eq!(book.next(now), None, "it was used then");
+    book.dismiss_idle(0);
+    assert_eq!(book.next(now), Some(Action::Unload(0)));
+}
+
 /// SplitMix64.
 struct Random(u64);
 
@@ -215,6 +267,15 @@ impl Run {
         }
     }
 
+    fn dismiss(&mut self, model: usize, even_busy: bool) {
+        if even_busy {
+            self.book.dismiss(model);
+        } else {
+            self.book.dismiss_idle(model);
+        }
+        self.advance();
+    }
+
     fn give_up(&mut self, model: usize) {
         if self.waiting[model] > 0 {
             self.waiting[model] -= 1;
@@ -236,11 +297,12 @@ fn under_any_order_of_events_limits_are_kept_and_everyone_is_served() {
         for _ in 0..300 {
             run.now += Duration::from_secs(random.below(4) as u64);
             let model = random.below(num_models);
-            match random.below(8) {
+            match random.below(9) {
                 0..=2 => run.arrive(model),
                 3 | 4 => run.release(model),
                 5 => run.give_up(model),
                 6 => run.end_action(random.below(5) == 0),
+                7 => run.dismiss(model, random.below(2) == 0),
                 _ => run.advance(),
             }
         }

@@ -13,14 +13,17 @@ const REQUESTS_PER_USER: u64 = 4;
 const FEWEST_REQUESTS: u64 = 16;
 /// Requests of an open loop.
 const OPEN_REQUESTS: u64 = 100;
+/// The flags that make one.
+const OPEN: &str = "open";
 
 /// `taper bench serve`
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A closed loop (--concurrency) has so many users, who ask again when they have their answer; one whose request fails waits as long as Retry-After says, else 0.1 s. An open loop (--rate) has users who ask when it is their time: there latencies count from when a request was due, not from when it was sent, and LATE says how late that was. A level ends when the requests under way have.\n\nTTFT is the time to the first event with text, ITL between two of them, E2E to the end of the stream, TPOT (E2E - TTFT) / (tokens - 1); all in milliseconds. Tokens are the server's own count (usage). A request that fails counts by its kind and in no latency. GOODPUT is requests per second that kept every --limit.\n\nLengths are N, MIN..MAX (each as likely), normal:MEAN,SD or lognormal:MEAN,SD. Prompts are random words, as many as the server's tokenizer (POST /tokenize) or its usage makes so many tokens of. No two are alike, unless --seed repeats those of an earlier run: a server may remember them.\n\nCtrl-C ends it early, with what was measured. https believes the system's certificates, or those of SSL_CERT_FILE. Proxies are not used. The status is 1 if no request succeeded."
+    after_help = "A closed loop (--concurrency) has so many users, who ask again when they have their answer; one whose request fails waits as long as Retry-After says, else 0.1 s. An open loop (--rate, --ramp-up) has users who ask when it is their time: there latencies count from when a request was due, not from when it was sent, and LATE says how late that was. A level ends when the requests under way have.\n\nTTFT is the time to the first event with text, ITL between two of them, E2E to the end of the stream, TPOT (E2E - TTFT) / (tokens - 1); all in milliseconds. Embeddings come whole and have E2E alone. Tokens are the server's own count (usage). A request that fails counts by its kind and in no latency. GOODPUT is requests per second that kept every --limit.\n\nLengths are N, MIN..MAX (each as likely), normal:MEAN,SD or lognormal:MEAN,SD. Prompts are random words, as many as the server's tokenizer (POST /tokenize) or its usage makes so many tokens of. No two are alike, unless --seed repeats those of an earlier run: a server may remember them.\n\nCtrl-C ends it early, with what was measured. https believes the system's certificates, or those of SSL_CERT_FILE. Proxies are not used. The status is 1 if no request succeeded."
 )]
 pub(crate) struct BenchServeArgs {
-    /// A server with OpenAI's interface, such as `http://localhost:8000` or `https://api.example.com/v1`.
+    /// A server with OpenAI's interface, such as `http://localhost:8000` or `https://api.example.com/v1`, or `unix:PATH`, the socket of
+    /// `taper serve --unix-socket`.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
     pub(crate) url: String,
 
@@ -35,26 +38,35 @@ pub(crate) struct BenchServeArgs {
     pub(crate) api_key: Option<String>,
 
     /// What is asked.
-    #[arg(long, value_enum, default_value_t = EndpointKind::Completions)]
+    #[arg(long, value_enum, value_name = "ENDPOINT", default_value_t = EndpointKind::Completions)]
     pub(crate) endpoint: EndpointKind,
 
     /// Users of a closed loop; a row for each of several, separated by commas [default: 1].
-    #[arg(long, short = 'c', value_name = "N", value_delimiter = ',', value_parser = users, conflicts_with = "rate")]
+    #[arg(long, short = 'c', value_name = "N", value_delimiter = ',', value_parser = users, conflicts_with = OPEN)]
     pub(crate) concurrency: Vec<usize>,
 
     /// Requests per second of an open loop, `inf` for all at once; a row for each of several, separated by commas.
-    #[arg(long, value_name = "R", value_delimiter = ',', value_parser = rate)]
+    #[arg(long, value_name = "R", value_delimiter = ',', value_parser = rate, group = OPEN)]
     pub(crate) rate: Vec<f64>,
 
+    /// An open loop whose requests per second grow evenly from A to B: by its last request, or with --duration alone by its end.
+    #[arg(long, value_name = "linear:A-B", value_parser = ramp, group = OPEN)]
+    pub(crate) ramp_up: Option<(f64, f64)>,
+
     /// How the requests of an open loop follow each other.
-    #[arg(long, value_enum, default_value_t = ArrivalsKind::Poisson, requires = "rate")]
+    #[arg(long, value_enum, default_value_t = ArrivalsKind::Poisson, requires = OPEN)]
     pub(crate) arrivals: ArrivalsKind,
 
+    /// Shape of the gamma distribution of the gaps, as in vLLM's benchmark: 1 is --arrivals poisson, below it requests come in bunches,
+    /// above it at gaps that differ less.
+    #[arg(long, value_name = "SHAPE", value_parser = burstiness, requires = OPEN, conflicts_with = "arrivals")]
+    pub(crate) burstiness: Option<f64>,
+
     /// Most requests of an open loop that are under way; others wait here, and their time runs [default: no limit].
-    #[arg(long, value_name = "N", value_parser = users, requires = "rate")]
+    #[arg(long, value_name = "N", value_parser = users, requires = OPEN)]
     pub(crate) max_concurrency: Option<usize>,
 
-    /// Requests of each row [default: four for each user and at least 16; with --rate 100; with --duration no limit].
+    /// Requests of each row [default: four for each user and at least 16; of an open loop 100; with --duration no limit].
     #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) requests: Option<u64>,
 
@@ -78,8 +90,8 @@ pub(crate) struct BenchServeArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
     pub(crate) shared_prefix: u32,
 
-    /// Prompts instead of random words, one on each line: texts, or JSON objects with `prompt` or `messages`, whose other fields
-    /// (`max_tokens`) go into the request.
+    /// Prompts instead of random words, one on each line: texts, or JSON objects with `prompt`, or with `messages` or `input` where the
+    /// endpoint calls it so, whose other fields (`max_tokens`) go into the request.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt_tokens", "shared_prefix"])]
     pub(crate) prompts: Option<PathBuf>,
 
@@ -121,13 +133,19 @@ pub(crate) struct BenchServeArgs {
     pub(crate) html: Option<PathBuf>,
 }
 
-/// Which of OpenAI's endpoints is asked.
+/// Which endpoint is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum EndpointKind {
     /// POST /v1/completions.
     Completions,
     /// POST /v1/chat/completions, each prompt as a message.
     Chat,
+    /// POST /v1/messages, Anthropic's, each prompt as a message.
+    Messages,
+    /// POST /v1/responses.
+    Responses,
+    /// POST /v1/embeddings, a prompt each: E2E and tokens of prompts.
+    Embeddings,
 }
 
 impl EndpointKind {
@@ -135,6 +153,9 @@ impl EndpointKind {
         match self {
             EndpointKind::Completions => Endpoint::Completions,
             EndpointKind::Chat => Endpoint::Chat,
+            EndpointKind::Messages => Endpoint::Messages,
+            EndpointKind::Responses => Endpoint::Responses,
+            EndpointKind::Embeddings => Endpoint::Embeddings,
         }
     }
 }
@@ -153,10 +174,11 @@ pub(crate) enum ArrivalsKind {
 impl BenchServeArgs {
     /// The levels, in order.
     pub(crate) fn levels(&self) -> Vec<Level> {
-        let arrivals = match self.arrivals {
-            ArrivalsKind::Poisson => Arrivals::Poisson,
-            ArrivalsKind::Uniform => Arrivals::Uniform,
-            ArrivalsKind::Burst => Arrivals::Burst,
+        let arrivals = match (self.burstiness, self.arrivals) {
+            (Some(shape), _) if shape != 1.0 => Arrivals::Gamma(shape),
+            (_, ArrivalsKind::Poisson) => Arrivals::Poisson,
+            (_, ArrivalsKind::Uniform) => Arrivals::Uniform,
+            (_, ArrivalsKind::Burst) => Arrivals::Burst,
         };
         let max_concurrency = self.max_concurrency;
         let level = |load: Load, default: u64| {
@@ -167,12 +189,16 @@ impl BenchServeArgs {
             let requests = (REQUESTS_PER_USER * concurrency as u64).max(FEWEST_REQUESTS);
             level(Load::Closed { concurrency }, requests)
         };
+        let open =
+            |from: Option<f64>, rate: f64| level(Load::Open { rate, from, arrivals, max_concurrency }, OPEN_REQUESTS);
+        if let Some((from, rate)) = self.ramp_up {
+            return vec![open(Some(from), rate)];
+        }
         if self.rate.is_empty() {
             let users: &[usize] = if self.concurrency.is_empty() { &[1] } else { &self.concurrency };
             return users.iter().map(closed).collect();
         }
-        let open = |&rate: &f64| level(Load::Open { rate, arrivals, max_concurrency }, OPEN_REQUESTS);
-        self.rate.iter().map(open).collect()
+        self.rate.iter().map(|&rate| open(None, rate)).collect()
     }
 }
 
@@ -185,10 +211,24 @@ fn rate(text: &str) -> Result<f64, String> {
     rate.ok_or_else(|| format!("expected requests per second, such as 4, 0.5 or inf, not {text:?}"))
 }
 
+/// Two rates, of which the second may be the smaller one.
+fn ramp(text: &str) -> Result<(f64, f64), String> {
+    let rates = text.strip_prefix("linear:").and_then(|rates| rates.split_once('-'));
+    let finite = |text: &str| rate(text).ok().filter(|rate| rate.is_finite());
+    rates
+        .and_then(|(from, to)| Some((finite(from)?, finite(to)?)))
+        .ok_or_else(|| format!("expected two numbers of requests per second, such as linear:1-8, not {text:?}"))
+}
+
+fn burstiness(text: &str) -> Result<f64, String> {
+    let shape = text.parse::<f64>().ok().filter(|shape| (1e-3..=1e6).contains(shape));
+    shape.ok_or_else(|| format!("expected a number from 0.001 to 1000000, such as 0.5, not {text:?}"))
+}
+
 fn object(text: &str) -> Result<Map<String, Value>, String> {
     let object: Map<String, Value> = serde_json::from_str(text)
         .map_err(|error| format!("expected a JSON object such as {{\"top_k\": 40}}: {error}"))?;
-    match ["stream", "model", "prompt", "messages"].iter().find(|name| object.contains_key(**name)) {
+    match ["stream", "model", "prompt", "messages", "input"].iter().find(|name| object.contains_key(**name)) {
         Some(name) => Err(format!("`{name}` is the benchmark's to say")),
         None => Ok(object),
     }
@@ -227,6 +267,18 @@ mod tests {
             levels("--rate 0.5,inf"),
             [("0.5 requests/s".to_owned(), Some(100)), ("inf requests/s".to_owned(), Some(100))]
         );
+        assert_eq!(levels("--ramp-up linear:0.5-8 -n 9"), [("0.5 to 8 requests/s".to_owned(), Some(9))]);
+    }
+
+    #[test]
+    fn burstiness_of_one_is_poisson() {
+        let arrivals = |arguments: &str| match parse(arguments).unwrap().levels()[0].load {
+            Load::Open { arrivals, .. } => arrivals,
+            Load::Closed { .. } => panic!("{arguments} is closed"),
+        };
+        assert_eq!(arrivals("--rate 1 --burstiness 1"), Arrivals::Poisson);
+        assert_eq!(arrivals("--rate 1 --burstiness 0.5"), Arrivals::Gamma(0.5));
+        assert_eq!(arrivals("--ramp-up linear:8-1 --burstiness 3"), Arrivals::Gamma(3.0));
     }
 
     #[test]
@@ -235,6 +287,14 @@ mod tests {
             ("--rate 1 --concurrency 2", "--concurrency"),
             ("--max-concurrency 3", "--rate"),
             ("--arrivals burst", "--rate"),
+            ("--burstiness 2", "--rate"),
+            ("--rate 1 --burstiness 0", "0.001"),
+            ("--rate 1 --arrivals uniform --burstiness 2", "--burstiness"),
+            ("--rate 1 --ramp-up linear:1-2", "--ramp-up"),
+            ("--ramp-up linear:1-2 --concurrency 2", "--concurrency"),
+            ("--ramp-up 1-2", "linear:1-8"),
+            ("--ramp-up linear:1-inf", "linear:1-8"),
+            ("--extra-body {\"input\":1}", "`input`"),
             ("--prompts f --prompt-tokens 5", "--prompt-tokens"),
             ("--concurrency 0", "at least 1"),
             ("--rate 0", "requests per second"),

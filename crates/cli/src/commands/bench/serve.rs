@@ -1,7 +1,7 @@
 //! `taper bench serve`: load on a server, level by level.
 
 use super::{COMMIT, cannot_write, write};
-use crate::args::BenchServeArgs;
+use crate::args::{ArrivalsKind, BenchServeArgs};
 use crate::commands::{chat, list};
 use crate::generate::Generator;
 use crate::output;
@@ -24,6 +24,7 @@ pub(crate) fn run(args: &BenchServeArgs) -> Result<()> {
     if levels.iter().any(|level| level.load.amount().is_infinite() && level.stop.requests.is_none()) {
         bail!("--rate inf has no end by --duration: --requests says how many");
     }
+    check_endpoint(args)?;
     let key = chat::api_key(args.api_key.as_deref(), &args.url);
     let base = chat::base_of(&args.url, key.as_deref())?;
     let roots = if base.starts_with("https") { chat::system_certificates()? } else { Vec::new() };
@@ -52,6 +53,19 @@ pub(crate) fn run(args: &BenchServeArgs) -> Result<()> {
         }
     }
     measured.tell(args, &levels)
+}
+
+/// Refuses what is about answers where there are none, and bursts that have no size.
+fn check_endpoint(args: &BenchServeArgs) -> Result<()> {
+    let limits = args.limit.unwrap_or_default();
+    let of_answers = limits.ttft.is_some() || limits.itl.is_some() || limits.tpot.is_some();
+    if !args.endpoint.endpoint().has_answer() && (args.ignore_eos || of_answers) {
+        bail!("embeddings have no tokens of answers: leave out --ignore-eos, and of --limit all but e2e");
+    }
+    if args.ramp_up.is_some() && args.arrivals == ArrivalsKind::Burst {
+        bail!("--ramp-up and --arrivals burst cannot be together: the bursts of a rate that grows have no size");
+    }
+    Ok(())
 }
 
 fn plan(args: &BenchServeArgs) -> Result<Plan> {

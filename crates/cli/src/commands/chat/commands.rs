@@ -40,7 +40,7 @@ pub(super) enum Completes {
 }
 
 /// Every command, in the order of the help.
-pub(super) static ROWS: [Row; 11] = [
+pub(super) static ROWS: [Row; 14] = [
     Row {
         name: "/system",
         aliases: &[],
@@ -56,6 +56,22 @@ pub(super) static ROWS: [Row; 11] = [
         help: "set a parameter, such as temperature; `default` takes it back; without VALUE, show it",
         completes: Completes::Parameters,
         run: set,
+    },
+    Row {
+        name: "/read",
+        aliases: &[],
+        arguments: "FILE",
+        help: "put the text of a file behind the next message",
+        completes: Completes::Files,
+        run: read,
+    },
+    Row {
+        name: "/model",
+        aliases: &[],
+        arguments: "[NAME]",
+        help: "let another model of the server answer; without NAME, show which there are",
+        completes: Completes::Nothing,
+        run: model,
     },
     Row {
         name: "/show",
@@ -98,6 +114,14 @@ pub(super) static ROWS: [Row; 11] = [
         run: |chat, _| chat.answer_anew().map(|()| Next::GoOn),
     },
     Row {
+        name: "/continue",
+        aliases: &[],
+        arguments: "",
+        help: "go on with the last answer, such as one that the limit or Ctrl-C has cut",
+        completes: Completes::Nothing,
+        run: |chat, _| chat.go_on().map(|()| Next::GoOn),
+    },
+    Row {
         name: "/clear",
         aliases: &["/reset"],
         arguments: "",
@@ -105,6 +129,7 @@ pub(super) static ROWS: [Row; 11] = [
         completes: Completes::Nothing,
         run: |chat, _| {
             chat.conversation.clear();
+            chat.read_files.clear();
             chat.note("a new conversation");
             Ok(Next::GoOn)
         },
@@ -180,6 +205,7 @@ fn system(chat: &mut Chat, text: &str) -> Result<Next> {
         chat.note(&shown.unwrap_or_else(|| "there is no system text; the template may have its own".into()));
     } else {
         chat.conversation = Conversation::new(Some(text.to_owned()));
+        chat.read_files.clear();
         chat.note("a new conversation with this system text");
     }
     Ok(Next::GoOn)
@@ -198,13 +224,15 @@ fn set(chat: &mut Chat, argument: &str) -> Result<Next> {
             chat.parameters.clone().set(&name, DEFAULT).map_err(anyhow::Error::msg)?;
             return Ok(Next::GoOn);
         };
-        let shown = chat.parameters.shown(&name).unwrap_or_else(|| DEFAULT.into());
-        chat.note(&format!("{name} is {shown}: {}", row.help));
+        chat.note(&format!("{name} is {}: {}", chat.parameters.text_of(row), row.help));
         return Ok(Next::GoOn);
     }
-    chat.parameters.set(&name, value).map_err(anyhow::Error::msg)?;
-    let shown = chat.parameters.shown(&name).unwrap_or_else(|| DEFAULT.into());
-    chat.note(&format!("{name} is {shown}"));
+    let mut parameters = chat.parameters.clone();
+    parameters.set(&name, value).map_err(anyhow::Error::msg)?;
+    chat.talker.check(&parameters)?;
+    chat.parameters = parameters;
+    let shown = TABLE.iter().find(|row| row.name == name).map(|row| chat.parameters.text_of(row));
+    chat.note(&format!("{name} is {}", shown.unwrap_or_default()));
     Ok(Next::GoOn)
 }
 
@@ -213,7 +241,7 @@ fn parameters(chat: &Chat, all: bool) -> String {
     let shown =
         TABLE.iter().map(|row| (row, chat.parameters.shown(row.name))).filter(|(_, value)| all || value.is_some());
     let lines = shown.map(|(row, value)| {
-        let value = value.as_deref().unwrap_or(DEFAULT);
+        let value = value.as_deref().unwrap_or(row.default_text());
         if all { format!("{:<18} {value:<10} {}", row.name, row.help) } else { format!("{:<18} {value}", row.name) }
     });
     lines.collect::<Vec<_>>().join("\n")
@@ -226,8 +254,37 @@ fn show(chat: &mut Chat, _: &str) -> Result<Next> {
         format!("{:<18} {system}", "system"),
         format!("{:<18} {} and answers", "conversation", taper_bench::counted(chat.conversation.len(), "message")),
     ];
+    let files = chat.read_files.names();
+    if !files.is_empty() {
+        lines.push(format!("{:<18} {}", "next message with", files.join(", ")));
+    }
     lines.push(parameters(chat, false));
     output::status(&output::spelled_out(lines.join("\n").trim_end()));
+    Ok(Next::GoOn)
+}
+
+fn read(chat: &mut Chat, file: &str) -> Result<Next> {
+    let bytes = chat.read_files.read(&path_of(file))?;
+    let names = chat.read_files.names().join(", ");
+    chat.note(&format!("behind the next message: {names}; {}", taper_bench::counted(bytes, "byte")));
+    Ok(Next::GoOn)
+}
+
+fn model(chat: &mut Chat, name: &str) -> Result<Next> {
+    if !name.is_empty() {
+        chat.talker.choose(name)?;
+        chat.note(&format!("{name} answers from now on, {}", chat.talker.place()));
+        return Ok(Next::GoOn);
+    }
+    let mut models = chat.talker.models()?;
+    let current = chat.talker.model();
+    // A name that the server knows and does not list.
+    if !models.iter().any(|model| model == current) {
+        models.insert(0, current.to_owned());
+    }
+    let mark = |model: &String| if model == current { '*' } else { ' ' };
+    let lines: Vec<String> = models.iter().map(|model| format!("{} {model}", mark(model))).collect();
+    output::status(&output::spelled_out(&lines.join("\n")));
     Ok(Next::GoOn)
 }
 
@@ -250,7 +307,12 @@ fn load(chat: &mut Chat, file: &str) -> Result<Next> {
     let Loaded { conversation, parameters, left_out } =
         chat.known_files.read(&path).with_context(|| format!("cannot load {}, nothing has changed", path.display()))?;
     chat.conversation = conversation;
-    if let Some(parameters) = parameters {
+    chat.read_files.clear();
+    if let Some(mut parameters) = parameters {
+        if let Err(error) = chat.talker.check(&parameters) {
+            parameters.think = None;
+            chat.note(&format!("{error:#}; it is auto"));
+        }
         chat.parameters = parameters;
     }
     chat.note(&format!("{} from {}", taper_bench::counted(chat.conversation.len(), "message"), path.display()));

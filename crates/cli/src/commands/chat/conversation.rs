@@ -1,7 +1,7 @@
 //! What has been said, and how it looks in a file: the body of a request to `/v1/chat/completions`, so that a conversation that
 //! was saved can be sent to any server, and one that was written for a server can be loaded.
 
-use crate::parameters::Parameters;
+use crate::parameters::{ENABLE_THINKING, Parameters, TABLE, TEMPLATE_VARIABLES};
 use serde_json::{Map, Value, json};
 use taper_text::ChatMessage;
 
@@ -62,6 +62,19 @@ impl Conversation {
         self.messages.push(ChatMessage::new(ASSISTANT, text));
     }
 
+    /// The answer that the conversation ends with, if it says something.
+    pub(super) fn last_answer(&self) -> Option<&str> {
+        let last = self.messages.last().filter(|last| last.role == ASSISTANT)?;
+        Some(last.content.as_str()).filter(|text| !text.trim().is_empty())
+    }
+
+    /// Adds to the answer that the conversation ends with.
+    pub(super) fn go_on(&mut self, text: &str) {
+        if let Some(last) = self.messages.last_mut().filter(|last| last.role == ASSISTANT) {
+            last.content.push_str(text);
+        }
+    }
+
     /// The same without the answers to its last message; `None` where nothing was said that could be answered anew.
     pub(super) fn unanswered(&self) -> Option<Conversation> {
         let last = self.messages.iter().rposition(|message| message.role == USER)?;
@@ -102,7 +115,7 @@ impl Conversation {
         fields.shift_remove("model");
         let (known, rest): (Vec<_>, Vec<_>) = fields.into_iter().partition(|(name, _)| is_parameter(name));
         left_out.extend(rest.into_iter().map(|(name, _)| name));
-        let parameters = (!known.is_empty()).then(|| parameters(known)).transpose()?;
+        let parameters = (!known.is_empty()).then(|| parameters(known, &mut left_out)).transpose()?;
         Ok(Loaded { conversation, parameters, left_out })
     }
 
@@ -128,14 +141,21 @@ impl Conversation {
     }
 }
 
-fn is_parameter(name: &str) -> bool {
-    crate::parameters::TABLE.iter().any(|row| row.name == name)
+fn is_parameter(field: &str) -> bool {
+    TABLE.iter().any(|row| row.field() == field)
 }
 
-fn parameters(fields: Vec<(String, Value)>) -> Result<Parameters, String> {
+fn parameters(fields: Vec<(String, Value)>, left_out: &mut Vec<String>) -> Result<Parameters, String> {
     let mut parameters = Parameters::default();
     for (name, value) in fields {
         let text = match value {
+            Value::Object(variables) if name == TEMPLATE_VARIABLES => {
+                parameters.think = thinking(variables, left_out)?;
+                continue;
+            }
+            other if name == TEMPLATE_VARIABLES && !other.is_null() => {
+                return Err(format!("`{name}` is {}, not an object", kind(&other)));
+            }
             // As OpenAI's clients write what they do not ask for.
             Value::Null => continue,
             Value::String(text) if name == "stop" => Value::from(text).to_string(),
@@ -145,6 +165,19 @@ fn parameters(fields: Vec<(String, Value)>) -> Result<Parameters, String> {
         parameters.set(&name, &text)?;
     }
     Ok(parameters)
+}
+
+/// Whether to think, of the variables for a template; the others mean nothing here.
+fn thinking(mut variables: Map<String, Value>, left_out: &mut Vec<String>) -> Result<Option<bool>, String> {
+    let thinks = match variables.shift_remove(ENABLE_THINKING) {
+        None | Some(Value::Null) => None,
+        Some(Value::Bool(thinks)) => Some(thinks),
+        Some(other) => {
+            return Err(format!("`{TEMPLATE_VARIABLES}.{ENABLE_THINKING}` is {}, not a boolean", kind(&other)));
+        }
+    };
+    left_out.extend(variables.keys().map(|name| format!("{TEMPLATE_VARIABLES}.{name}")));
+    Ok(thinks)
 }
 
 fn kind(value: &Value) -> &'static str {
@@ -190,6 +223,19 @@ mod tests {
     }
 
     #[test]
+    fn what_is_added_to_an_answer_is_part_of_it() {
+        let mut conversation = talk(None, &[("a", "b")]);
+        assert_eq!(conversation.last_answer(), Some("b"));
+        conversation.go_on(" c");
+        assert_eq!((conversation.last_answer(), conversation.len()), (Some("b c"), 2));
+        conversation.say("d");
+        conversation.go_on("e");
+        assert_eq!((conversation.last_answer(), conversation.len()), (None, 3), "nothing is answered yet");
+        conversation.answer("\n".into());
+        assert_eq!(conversation.last_answer(), None);
+    }
+
+    #[test]
     fn a_file_is_the_body_of_a_request() {
         let mut parameters = Parameters::default();
         parameters.set("temperature", "0.5").unwrap();
@@ -209,7 +255,8 @@ mod tests {
             let said: Vec<(&str, &str)> = said.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
             let conversation = talk(system.as_deref(), &said);
             let warm = Some(f64::from(warm) / 100.0);
-            let parameters = Parameters { temperature: warm, stop: vec!["\n[".into()], ..Parameters::default() };
+            let stop = vec!["\n[".into()];
+            let parameters = Parameters { temperature: warm, stop, think: Some(false), ..Parameters::default() };
             let text = serde_json::to_string_pretty(&conversation.to_json("m", &parameters)).unwrap();
             let loaded = Conversation::from_json(&text).unwrap();
             prop_assert_eq!(loaded, Loaded { conversation, parameters: Some(parameters), left_out: vec![] });
@@ -230,6 +277,10 @@ mod tests {
         assert_eq!(loaded.conversation.system(), Some("s"));
         assert_eq!(loaded.parameters.unwrap().stop, ["[x"]);
         assert_eq!(loaded.left_out, ["messages[1].name", "stream"]);
+        let variables = r#"{"messages":[],"chat_template_kwargs":{"enable_thinking":false,"mood":1},"think":true}"#;
+        let loaded = Conversation::from_json(variables).unwrap();
+        assert_eq!(loaded.parameters.unwrap().think, Some(false));
+        assert_eq!(loaded.left_out, ["think", "chat_template_kwargs.mood"], "our own name is no field of a request");
         let bare = Conversation::from_json(r#"[{"role":"user","content":"a"}]"#).unwrap();
         assert_eq!((bare.conversation.len(), bare.parameters), (1, None));
     }
@@ -249,6 +300,11 @@ mod tests {
             (r#"[{"role":"user","content":"a"},{"role":"system","content":"x"}]"#, "messages[1] is of the system"),
             (r#"{"messages":[],"temperature":"hot"}"#, "temperature is a number, not \"hot\""),
             (r#"{"messages":[],"top_p":3}"#, "top_p"),
+            (r#"{"messages":[],"chat_template_kwargs":[]}"#, "`chat_template_kwargs` is an array, not an object"),
+            (
+                r#"{"messages":[],"chat_template_kwargs":{"enable_thinking":"no"}}"#,
+                "enable_thinking` is a text, not a boolean",
+            ),
         ] {
             let refused = Conversation::from_json(file).unwrap_err();
             assert!(refused.contains(words), "{file}: {refused}");

@@ -254,8 +254,11 @@ mod tests {
         assert_eq!(names("/sy"), Some(vec!["/system"]));
         assert_eq!(names("/s"), Some(vec!["/system", "/set", "/show", "/save", "/save!", "/stats"]));
         assert_eq!(names("/set pre"), Some(vec!["presence_penalty"]));
+        assert_eq!(names("/set th"), Some(vec!["think"]));
         assert_eq!(names("/set top_p 0"), None);
-        assert_eq!(completed("/load x"), Some((Completes::Files, vec![])));
+        for command in ["/load x", "/read x"] {
+            assert_eq!(completed(command), Some((Completes::Files, vec![])));
+        }
         assert_eq!(names("/nothing x"), None);
         assert_eq!(names("hello /s"), None);
     }

