@@ -230,7 +230,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn names(samplers: Value) -> Result<Vec<&'static str>, String> {
+    fn names(samplers: &Value) -> Result<Vec<&'static str>, String> {
         let Value::Object(body) = json!({ "samplers": samplers }) else { unreachable!() };
         let named = named(&mut Fields::new(body)).map_err(|error| error.message().to_owned())?;
         Ok(named.unwrap_or_default().into_iter().map(|(name, _)| name).collect())
@@ -239,29 +239,29 @@ mod tests {
     #[test]
     fn llama_cpps_order_is_taken_in_all_its_spellings() {
         let expected = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"];
-        assert_eq!(names(json!(expected)).unwrap(), expected);
-        assert_eq!(names(json!("edskypmxt")).unwrap(), expected);
+        assert_eq!(names(&json!(expected)).unwrap(), expected);
+        assert_eq!(names(&json!("edskypmxt")).unwrap(), expected);
         let spelled = ["Penalties", "DRY", "top-n-sigma", "topk", "typical_p", "nucleus", "min-p", "xtc", "temp"];
-        assert_eq!(names(json!(spelled)).unwrap(), expected);
-        assert_eq!(names(json!(default_names())).unwrap(), default_names());
-        assert_eq!((names(json!([])).unwrap(), names(json!("")).unwrap()), (vec![], vec![]));
+        assert_eq!(names(&json!(spelled)).unwrap(), expected);
+        assert_eq!(names(&json!(default_names())).unwrap(), default_names());
+        assert_eq!((names(&json!([])).unwrap(), names(&json!("")).unwrap()), (vec![], vec![]));
     }
 
     #[test]
     fn what_cannot_be_honoured_is_said() {
-        let refused = |samplers: Value, part: &str| {
+        let refused = |samplers: &Value, part: &str| {
             let message = names(samplers).unwrap_err();
             assert!(message.starts_with("samplers ") && message.contains(part), "{message}");
         };
-        refused(json!(["top_k", "penalties"]), "got penalties after top_k");
-        refused(json!(["dry", "penalties"]), "got penalties after dry");
-        refused(json!("kd"), "got dry after top_k");
-        refused(json!("kk"), "top_k twice");
-        refused(json!(["top_k", "k"]), "top_k twice");
-        refused(json!(["infill"]), "temperature (t)");
-        refused(json!("ez"), "got \"z\"");
-        refused(json!([1]), "got 1");
-        refused(json!(5), "array of names");
+        refused(&json!(["top_k", "penalties"]), "got penalties after top_k");
+        refused(&json!(["dry", "penalties"]), "got penalties after dry");
+        refused(&json!("kd"), "got dry after top_k");
+        refused(&json!("kk"), "top_k twice");
+        refused(&json!(["top_k", "k"]), "top_k twice");
+        refused(&json!(["infill"]), "temperature (t)");
+        refused(&json!("ez"), "got \"z\"");
+        refused(&json!([1]), "got 1");
+        refused(&json!(5), "array of names");
     }
 
     #[test]

@@ -235,7 +235,7 @@ fn everything_else(seed: u64) -> SamplingParams {
         min_keep: 3,
         mirostat: mirostat.map(|version| Mirostat { tau: 3.0, eta: 0.5, ..Mirostat::new(version) }),
         logprobs: Some(3),
-        logprobs_of_draw: seed % 2 == 0,
+        logprobs_of_draw: seed.is_multiple_of(2),
         ..SamplingParams::default()
     }
 }
