@@ -97,7 +97,8 @@ class WithStub(Page):
         request = self.stub.requests[0]
         self.assertEqual(request["model"], "stub:1m")
         self.assertEqual((request["stream"], request["stream_options"]), (True, {"include_usage": True}))
-        self.assertNotIn("temperature", request)
+        # The stub says nothing of defaults: a chat in the terminal has these.
+        self.assertEqual((request["temperature"], request["top_p"], request["top_k"], request["min_p"]), (0.8, 0.95, 40, 0.05))
         speed = self.browser.texts(f"{LAST} .speed")[0]
         self.assertRegex(speed, r"^first token after \S+ m?s · 5 tokens at 123 per second · prompt of 200 tokens, 64 cached · 3 of 4 guesses right$")
         self.assertEqual(self.browser.texts(".choose"), ["hello"])
