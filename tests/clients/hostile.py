@@ -155,8 +155,8 @@ def read_all(sock, seconds=20):
 def talk(url, data, seconds=20, half_close=False):
     """Sends bytes and reads until the end. A server may answer and close before it has read everything."""
     with connect(url) as sock:
-        # A full answer may wait while the rest cannot be sent any more.
-        with contextlib.suppress(ConnectionError, TimeoutError):
+        # A full answer may wait while the rest cannot be sent any more, or nothing at all (ENOTCONN is no ConnectionError).
+        with contextlib.suppress(OSError):
             sock.sendall(data)
             if half_close:
                 sock.shutdown(socket.SHUT_WR)
