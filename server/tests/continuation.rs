@@ -5,10 +5,10 @@ mod support;
 
 use serde_json::{Value, json};
 use support::*;
+use taper_engine::RunnerLimits;
 use taper_engine::stub::StubRunner;
-use taper_engine::{Engine, EngineConfig, RunnerLimits};
-use taper_server::{ServedModel, ServerState};
-use taper_text::{ChatTemplate, EncodeOptions};
+use taper_server::ServerState;
+use taper_text::EncodeOptions;
 
 /// Writes thoughts, trims texts, and knows tools.
 const TEMPLATE: &str = "{% if tools %}TOOLS\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n\
@@ -24,23 +24,6 @@ fn roomy() -> RunnerLimits {
     RunnerLimits { context_len: 4096, num_blocks: 1024, ..limits() }
 }
 
-fn serve(runner: StubRunner, template: &str) -> ServerState {
-    let tokenizer = vocabulary().tokenizer;
-    let engine = Engine::start(Box::new(runner), tokenizer.clone(), EngineConfig::default());
-    let state = ServerState::new();
-    state.set_ready(ServedModel {
-        id: MODEL.to_owned(),
-        tokenizer,
-        template: Some(ChatTemplate::from_source("test", template).unwrap()),
-        engine,
-        context_len: roomy().context_len,
-        created_unix: 0,
-        fingerprint: FINGERPRINT.to_owned(),
-        deterministic: true,
-    });
-    state
-}
-
 fn tokens_of(text: &str) -> Vec<u32> {
     vocabulary().tokenizer.encode(text, EncodeOptions { parse_special: true, add_bos: true }).unwrap()
 }
@@ -48,12 +31,12 @@ fn tokens_of(text: &str) -> Vec<u32> {
 /// Answers each of these prompts with what stands beside it, and fails on any other.
 fn expecting(script: &[(&str, &str)]) -> ServerState {
     let script = script.iter().map(|(prompt, reply)| (tokens_of(prompt), bytes_of(reply))).collect();
-    serve(StubRunner::scripted(roomy(), script, end_token()), TEMPLATE)
+    state_with_template(StubRunner::scripted(roomy(), script, end_token()), TEMPLATE)
 }
 
 /// Says this as far as it may, whatever it is asked.
 fn saying(reply: &'static str) -> ServerState {
-    serve(willing_to_say(roomy(), reply), TEMPLATE)
+    state_with_template(willing_to_say(roomy(), reply), TEMPLATE)
 }
 
 /// What the assistant thought and said.
@@ -349,9 +332,9 @@ async fn what_cannot_be_continued_is_refused() {
         *body[field].as_array_mut().unwrap().last_mut().unwrap() = call;
         check_refused(&state, protocol, body, field, "ends with calls of the assistant").await;
     }
-    let without_thoughts = serve(willing_to_say(roomy(), "x"), PLAIN);
+    let without_thoughts = state_with_template(willing_to_say(roomy(), "x"), PLAIN);
     let users = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}";
-    let without_answers = serve(willing_to_say(roomy(), "x"), users);
+    let without_answers = state_with_template(willing_to_say(roomy(), "x"), users);
     for protocol in PROTOCOLS {
         let field = if protocol == Protocol::Responses { "input" } else { "messages" };
         let body = protocol.request((Some("Hm"), ""));

@@ -8,9 +8,9 @@ use axum::http::{Method, Request};
 use serde_json::{Value, json};
 use support::*;
 use taper_engine::stub::StubRunner;
-use taper_engine::{Engine, EngineConfig, RunnerLimits};
-use taper_server::{ApiKeys, ServedModel, ServerConfig, ServerState};
-use taper_text::{ChatTemplate, EncodeOptions};
+use taper_engine::{EngineConfig, RunnerLimits};
+use taper_server::{ApiKeys, ServerConfig, ServerState};
+use taper_text::EncodeOptions;
 
 const MESSAGES: &str = "/v1/messages";
 /// Writes tools, thoughts, calls and results.
@@ -25,20 +25,7 @@ fn roomy() -> RunnerLimits {
 }
 
 fn serve(runner: StubRunner) -> ServerState {
-    let tokenizer = vocabulary().tokenizer;
-    let engine = Engine::start(Box::new(runner), tokenizer.clone(), EngineConfig::default());
-    let state = ServerState::new();
-    state.set_ready(ServedModel {
-        id: MODEL.to_owned(),
-        tokenizer,
-        template: Some(ChatTemplate::from_source("test", TEMPLATE).unwrap()),
-        engine,
-        context_len: roomy().context_len,
-        created_unix: 0,
-        fingerprint: FINGERPRINT.to_owned(),
-        deterministic: true,
-    });
-    state
+    state_with_template(runner, TEMPLATE)
 }
 
 /// Answers `reply` to everything.

@@ -5,10 +5,9 @@ mod support;
 
 use serde_json::{Value, json};
 use support::*;
+use taper_engine::EngineConfig;
 use taper_engine::stub::StubRunner;
-use taper_engine::{Engine, EngineConfig};
-use taper_server::{ServedModel, ServerState};
-use taper_text::ChatTemplate;
+use taper_server::ServerState;
 
 /// The model begins its thoughts itself, unless it is told not to; former thoughts are written, and an effort is known.
 const THINKS: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}\
@@ -16,23 +15,6 @@ const THINKS: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.r
     {% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}";
 /// The template begins them.
 const OPENS: &str = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n<think>\n{# </think> #}";
-
-fn serve(runner: StubRunner, template: &str) -> ServerState {
-    let Vocabulary { tokenizer, .. } = vocabulary();
-    let engine = Engine::start(Box::new(runner), tokenizer.clone(), EngineConfig::default());
-    let state = ServerState::new();
-    state.set_ready(ServedModel {
-        id: MODEL.to_owned(),
-        tokenizer,
-        template: Some(ChatTemplate::from_source("test", template).unwrap()),
-        engine,
-        context_len: limits().context_len,
-        created_unix: 0,
-        fingerprint: FINGERPRINT.to_owned(),
-        deterministic: true,
-    });
-    state
-}
 
 /// Writes this whatever tokens a grammar made of what it had to write.
 fn thinking(reply: &str, template: &str) -> ServerState {
@@ -43,7 +25,7 @@ fn thinking(reply: &str, template: &str) -> ServerState {
         let written = (0..=reply.len()).rev().find(|&len| said.ends_with(&reply[..len])).unwrap_or(0);
         reply.get(written).map_or(end, |&byte| byte.into())
     });
-    serve(runner, template)
+    state_with_template(runner, template)
 }
 
 /// The answer's thoughts and text, the same whole and streamed.
@@ -177,7 +159,7 @@ async fn former_thoughts_can_be_sent_back() {
 #[tokio::test]
 async fn thoughts_end_where_their_budget_does() {
     for template in [THINKS, OPENS] {
-        let state = serve(musing(limits()), template);
+        let state = state_with_template(musing(limits()), template);
         for name in ["thinking_token_budget", "thinking_budget_tokens", "reasoning_budget_tokens"] {
             let usage = check(&state, json!({ name: 5 }), Some("mmmmm"), "Yes.").await;
             // The mark has seven tokens.
@@ -191,7 +173,7 @@ async fn thoughts_end_where_their_budget_does() {
         let endless = chat(&state, json!({ "thinking_token_budget": -1, "max_tokens": 40 })).await.json();
         assert_eq!(endless["choices"][0]["finish_reason"], "length");
     }
-    let state = serve(musing(limits()), THINKS);
+    let state = state_with_template(musing(limits()), THINKS);
     let in_text = json!({ "thinking_token_budget": 3, "reasoning_format": "none" });
     check(&state, in_text, None, "<think>mmm</think>Yes.").await;
     // A model that does not think keeps to any budget.
@@ -200,7 +182,7 @@ async fn thoughts_end_where_their_budget_does() {
 
 #[tokio::test]
 async fn budgets_that_differ_and_those_of_endpoints_without_thoughts_are_refused() {
-    let state = serve(musing(limits()), THINKS);
+    let state = state_with_template(musing(limits()), THINKS);
     let answer = chat(&state, json!({ "thinking_token_budget": 3, "thinking_budget_tokens": 4 })).await;
     assert_eq!((answer.status.as_u16(), &answer.error()["param"]), (400, &json!("thinking_budget_tokens")));
     for (name, value) in [("thinking_token_budget", json!(3)), ("enable_thinking", json!(true))] {

@@ -6,9 +6,9 @@ mod support;
 use serde_json::{Value, json};
 use support::*;
 use taper_engine::stub::StubRunner;
-use taper_engine::{Engine, EngineConfig, RunnerLimits};
-use taper_server::{ServedModel, ServerState, Timeouts};
-use taper_text::{ChatTemplate, EncodeOptions};
+use taper_engine::{EngineConfig, RunnerLimits};
+use taper_server::{ServerState, Timeouts};
+use taper_text::EncodeOptions;
 
 const RESPONSES: &str = "/v1/responses";
 /// Writes tools, thoughts, calls and results, and knows an effort.
@@ -22,24 +22,7 @@ fn roomy() -> RunnerLimits {
 }
 
 fn serve(runner: StubRunner) -> ServerState {
-    serve_with(runner, TEMPLATE)
-}
-
-fn serve_with(runner: StubRunner, template: &str) -> ServerState {
-    let tokenizer = vocabulary().tokenizer;
-    let engine = Engine::start(Box::new(runner), tokenizer.clone(), EngineConfig::default());
-    let state = ServerState::new();
-    state.set_ready(ServedModel {
-        id: MODEL.to_owned(),
-        tokenizer,
-        template: Some(ChatTemplate::from_source("test", template).unwrap()),
-        engine,
-        context_len: roomy().context_len,
-        created_unix: 0,
-        fingerprint: FINGERPRINT.to_owned(),
-        deterministic: true,
-    });
-    state
+    state_with_template(runner, TEMPLATE)
 }
 
 /// Answers `reply` to everything.
@@ -215,7 +198,7 @@ async fn a_call_is_an_item() {
 async fn a_call_that_is_required_comes_whatever_the_model_would_say() {
     // Without marks of thoughts, which a model without an opinion would never end.
     let template = TEMPLATE.replace("think>", "b>");
-    let state = serve_with(StubRunner::with_logits(roomy(), |_, _| ()), &template);
+    let state = state_with_template(StubRunner::with_logits(roomy(), |_, _| ()), &template);
     let tool = |name: &str| json!({ "type": "function", "name": name });
     let named = json!({ "type": "function", "name": "weather" });
     let allowed = json!({ "type": "allowed_tools", "mode": "required", "tools": [named] });
@@ -234,7 +217,7 @@ async fn a_call_that_is_required_comes_whatever_the_model_would_say() {
 
 #[tokio::test]
 async fn a_stop_string_inside_a_call_leaves_it_incomplete() {
-    let state = serve_with(willing_to_say(roomy(), CALL), &TEMPLATE.replace("think>", "b>"));
+    let state = state_with_template(willing_to_say(roomy(), CALL), &TEMPLATE.replace("think>", "b>"));
     let parameters = json!({ "type": "object", "properties": { "city": { "type": "integer" } }, "required": ["city"] });
     let tool = json!({ "type": "function", "name": "weather", "parameters": parameters });
     let mut fields = json!({ "tools": [tool], "tool_choice": "required", "parallel_tool_calls": false });

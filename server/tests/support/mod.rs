@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use serde_json::{Value, json};
 use taper_engine::stub::{StubRunner, stub_limits};
-use taper_engine::{Engine, EngineConfig, EngineHandle, RunnerLimits};
+use taper_engine::{Engine, EngineConfig, EngineHandle, Runner as _, RunnerLimits};
 use taper_server::{ServedModel, ServerConfig, ServerState, Timeouts, app, run};
 use taper_text::{ChatTemplate, Tokenizer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -32,6 +32,25 @@ pub(crate) struct Vocabulary {
 /// The byte vocabulary and ChatML template of the tiny test models: a byte's token has the byte's number.
 pub(crate) fn vocabulary() -> Vocabulary {
     vocabulary_of(&taper_testkit::tiny::TinyModel::default())
+}
+
+/// A ready server whose conversations are written by `template` and answered by `runner`.
+pub(crate) fn state_with_template(runner: StubRunner, template: &str) -> ServerState {
+    let tokenizer = vocabulary().tokenizer;
+    let context_len = runner.limits().context_len;
+    let engine = Engine::start(Box::new(runner), tokenizer.clone(), EngineConfig::default());
+    let state = ServerState::new();
+    state.set_ready(ServedModel {
+        id: MODEL.to_owned(),
+        tokenizer,
+        template: Some(ChatTemplate::from_source("test", template).unwrap()),
+        engine,
+        context_len,
+        created_unix: 0,
+        fingerprint: FINGERPRINT.to_owned(),
+        deterministic: true,
+    });
+    state
 }
 
 pub(crate) fn vocabulary_of(model: &taper_testkit::tiny::TinyModel) -> Vocabulary {
