@@ -4,7 +4,9 @@
 //! Let the text end with the same `n` tokens that stand before an earlier token `t`, and `n` be the largest such number for `t`: then `t`
 //! would repeat `n + 1` tokens, and where `n >= allowed_length`
 //!
-//!     logit(t) -= multiplier * base^(n - allowed_length)
+//! ```text
+//! logit(t) -= multiplier * base^(n - allowed_length)
+//! ```
 //!
 //! The text is the last `last_n` tokens of prompt and answer. A sequence breaker, such as a line break or a colon, is what repetitions
 //! may not go across: `n` counts tokens behind the last one, and a token that is one by itself is never penalised. So the marks that a
