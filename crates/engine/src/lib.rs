@@ -11,7 +11,6 @@
 mod block_chain;
 mod block_hash;
 mod block_manager;
-mod delivery;
 mod disk_cache;
 mod event;
 mod grammar;
