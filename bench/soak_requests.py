@@ -167,7 +167,7 @@ BAD = [
     Request("two forms", COMPLETIONS, {"prompt": "a", "guided_regex": "a", "guided_choice": ["a"]}, status=400),
     Request("tools", CHAT, {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}, status=400),
     Request("other model", CHAT, {"model": "no such model", "messages": [{"role": "user", "content": "a"}]}, status=404),
-    Request("other path", "/v1/rerank", {"query": "a"}, status=404),
+    Request("other path", "/v1/nowhere", {"query": "a"}, status=404),
     Request("other method", COMPLETIONS, "", status=405, method="GET"),
 ]
 
