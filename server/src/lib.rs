@@ -35,6 +35,7 @@ mod middleware;
 mod mixed_prompt;
 mod models;
 mod parameters;
+mod peer;
 mod predict_limit;
 mod prompt;
 mod rate_limit;

@@ -21,6 +21,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinSet;
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -32,8 +33,9 @@ use crate::errors::ApiError;
 use crate::io_timeout::WriteTimeout;
 use crate::limits::MAX_HEADERS;
 use crate::middleware;
+use crate::peer::peer;
 use crate::routes::routes;
-use crate::sockets::{Accepted, Places, Socket, Stream};
+use crate::sockets::{Accepted, Places, Socket};
 use crate::state::ServerState;
 use crate::tls::Tls;
 use crate::web;
@@ -165,6 +167,11 @@ async fn finish(state: &ServerState, all_closed: impl Future<Output = ()>) {
     }
 }
 
+/// What a connection carries, encrypted or not.
+trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Bytes for S {}
+
 /// What a connection meets.
 struct Door {
     state: ServerState,
@@ -215,7 +222,7 @@ impl Door {
         keep_alive: bool,
         watcher: Watcher,
     ) -> impl Future<Output = ()> + Send + use<> {
-        let Accepted { stream, place, is_crowded } = accepted;
+        let Accepted { connection, place, is_crowded } = accepted;
         let config = self.state.config();
         let timeouts = config.timeouts;
         let header = if is_crowded { timeouts.header.min(CROWDED_HEADER_TIMEOUT) } else { timeouts.header };
@@ -233,10 +240,11 @@ impl Door {
         let service = TowerToHyperService::new(router.clone());
         let acceptor = config.tls.as_ref().map(Tls::acceptor);
         let open = self.state.http().connect(is_crowded);
+        let (stream, watch) = peer(connection);
         let stream = WriteTimeout::new(stream, timeouts.write_stall);
         async move {
             let _held = (place, open);
-            let stream: Box<dyn Stream> = match acceptor {
+            let stream: Box<dyn Bytes> = match acceptor {
                 None => Box::new(stream),
                 Some(acceptor) => match tokio::time::timeout(header, acceptor.accept(stream)).await {
                     Ok(Ok(stream)) => Box::new(stream),
@@ -245,8 +253,13 @@ impl Door {
                 },
             };
             let connection = watcher.watch(builder.serve_connection(TokioIo::new(stream), service));
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection ended early");
+            tokio::select! {
+                served = connection => {
+                    if let Err(error) = served {
+                        tracing::debug!(%error, "a connection ended early");
+                    }
+                }
+                () = watch.left() => tracing::debug!("a client left"),
             }
         }
     }

@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::serve::Listener;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::limits::SPARE_CONNECTIONS;
+use crate::peer::Connection;
 
 /// A socket that listens.
 #[derive(Debug)]
@@ -32,11 +32,6 @@ impl From<UnixListener> for Socket {
     }
 }
 
-/// A connection of either kind.
-pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
-
 impl Socket {
     /// The address that it is bound to; a path has none.
     pub(crate) fn ip(&self) -> io::Result<Option<IpAddr>> {
@@ -46,7 +41,7 @@ impl Socket {
         }
     }
 
-    async fn accept(&mut self) -> Box<dyn Stream> {
+    async fn accept(&mut self) -> Connection {
         match self {
             Self::Tcp(listener) => {
                 let (stream, _) = Listener::accept(listener).await;
@@ -54,9 +49,9 @@ impl Socket {
                 if let Err(error) = stream.set_nodelay(true) {
                     tracing::debug!(%error, "TCP_NODELAY could not be set");
                 }
-                Box::new(stream)
+                Connection::Tcp(stream)
             }
-            Self::Unix(listener) => Box::new(Listener::accept(listener).await.0),
+            Self::Unix(listener) => Connection::Unix(Listener::accept(listener).await.0),
         }
     }
 }
@@ -70,7 +65,7 @@ pub(crate) struct Places {
 
 /// A connection, and what it may do.
 pub(crate) struct Accepted {
-    pub(crate) stream: Box<dyn Stream>,
+    pub(crate) connection: Connection,
     /// Given back when the connection ends.
     pub(crate) place: Option<OwnedSemaphorePermit>,
     /// It is one of the few more.
@@ -88,10 +83,10 @@ impl Places {
         // Whoever is accepted has a place for certain: one of the spare ones, if not a better one. There would be none if the
         // semaphore were closed, and it never is.
         let spare = Arc::clone(&self.spare).acquire_owned().await.ok();
-        let stream = socket.accept().await;
+        let connection = socket.accept().await;
         match Arc::clone(&self.all).try_acquire_owned() {
-            Ok(place) => Accepted { stream, place: Some(place), is_crowded: false },
-            Err(_) => Accepted { stream, place: spare, is_crowded: true },
+            Ok(place) => Accepted { connection, place: Some(place), is_crowded: false },
+            Err(_) => Accepted { connection, place: spare, is_crowded: true },
         }
     }
 }

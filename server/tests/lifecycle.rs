@@ -197,6 +197,24 @@ async fn a_client_that_leaves_frees_its_place() {
 }
 
 #[tokio::test]
+async fn requests_of_a_client_that_left_are_not_computed() {
+    let runner = babbling().with_delay(Duration::from_millis(10));
+    let (state, engine) = state_with(runner, EngineConfig::default(), Timeouts::default());
+    let server = Running::start(&state).await;
+    let mut client = server.connect().await;
+    let one = String::from_utf8(raw_post(CHAT, &chat_body(&json!({})))).unwrap().replace("Connection: close\r\n", "");
+    client.write_all(one.repeat(20).as_bytes()).await.unwrap();
+    eventually("the first runs", || engine.status().running > 0).await;
+    drop(client);
+    // The rest of the context would take five seconds, for each of them.
+    let left = tokio::time::Instant::now();
+    eventually("it is cancelled", || engine.status().running == 0 && state.active_requests() == 0).await;
+    assert!(left.elapsed() < Duration::from_secs(4));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!((engine.status().running, state.active_requests()), (0, 0), "no other begins");
+}
+
+#[tokio::test]
 async fn a_silent_stream_gets_comments() {
     let timeouts = Timeouts { keep_alive: Duration::from_millis(100), ..Timeouts::default() };
     let (runner, gate) = replying("ok").with_gate();

@@ -1,4 +1,7 @@
 //! Sixteen lanes in plain Rust: what the vector instructions are held to, and what runs where there are none.
+//!
+//! What takes a hundred instructions here and one elsewhere is a call: a kernel that has it in a hundred places would be a tenth of a
+//! megabyte otherwise.
 
 use super::{LANES, Simd};
 use half::{bf16, f16};
@@ -33,7 +36,7 @@ impl Lanes {
 /// Whether the compiler may use an instruction for `mul_add`; without, each lane is a call into libm.
 const HAS_FMA: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
 
-#[inline(always)]
+#[cfg_attr(not(target_arch = "aarch64"), inline(never))]
 fn fma_by_lane(a: Lanes, b: Lanes, c: Lanes) -> Lanes {
     Lanes(std::array::from_fn(|lane| a.0[lane].mul_add(b.0[lane], c.0[lane])))
 }
@@ -41,7 +44,7 @@ fn fma_by_lane(a: Lanes, b: Lanes, c: Lanes) -> Lanes {
 /// The product of two float32 is exact in float64. The sum is rounded there and then again to float32, which differs from
 /// one rounding only where the first ends on the middle between two float32: the low 29 bits of a normal result tell, and
 /// such results, and subnormal ones, whose middles lie elsewhere, are left to `mul_add`.
-#[inline(always)]
+#[inline(never)]
 fn fma_in_f64(a: Lanes, b: Lanes, c: Lanes) -> Lanes {
     const SMALLEST_NORMAL: u64 = (f32::MIN_POSITIVE as f64).to_bits();
     let mut out = [0.0; LANES];
@@ -71,11 +74,11 @@ impl Simd for Portable {
     fn store(self, x: Lanes, to: &mut [f32; LANES]) {
         *to = x.0;
     }
-    #[inline(always)]
+    #[inline(never)]
     fn load_f16(self, from: &[u16; LANES]) -> Lanes {
         Lanes(from.map(|bits| f16::from_bits(bits).to_f32()))
     }
-    #[inline(always)]
+    #[inline(never)]
     fn store_f16(self, x: Lanes, to: &mut [u16; LANES]) {
         *to = x.0.map(|x| f16::from_f32(x).to_bits());
     }
@@ -83,7 +86,7 @@ impl Simd for Portable {
     fn load_bf16(self, from: &[u16; LANES]) -> Lanes {
         Lanes(from.map(|bits| bf16::from_bits(bits).to_f32()))
     }
-    #[inline(always)]
+    #[inline(never)]
     fn store_bf16(self, x: Lanes, to: &mut [u16; LANES]) {
         *to = x.0.map(|x| bf16::from_f32(x).to_bits());
     }
@@ -115,7 +118,7 @@ impl Simd for Portable {
     fn max(self, a: Lanes, b: Lanes) -> Lanes {
         a.map2(b, |a, b| if a > b { a } else { b })
     }
-    #[inline(always)]
+    #[inline(never)]
     fn floor(self, x: Lanes) -> Lanes {
         Lanes(x.0.map(f32::floor))
     }

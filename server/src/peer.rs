@@ -1,0 +1,220 @@
+//! The other end of a connection, which may be seen to leave while nobody reads from it.
+//!
+//! hyper reads a connection on while it has nothing of it, so a client that leaves in the middle of its answer is noticed. But
+//! with further requests at hand, which a client may send without waiting for answers, hyper reads no more: someone who sends
+//! fifty requests and leaves would have them all computed. The system knows of the end as soon as it is there.
+
+use std::io::{self, IoSlice};
+use std::net::Shutdown;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+
+/// A client that has said that it sends no more is gone when nothing was read for so long: what it said before that may still be
+/// on its way through here, and answers that take no computing reach it.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// A connection of either kind.
+#[derive(Debug)]
+pub(crate) enum Connection {
+    /// To a port.
+    Tcp(TcpStream),
+    /// To a path.
+    Unix(UnixStream),
+}
+
+/// Calls a method that both kinds have.
+macro_rules! of_both {
+    ($connection:expr, $stream:ident => $call:expr) => {
+        match $connection {
+            Connection::Tcp($stream) => $call,
+            Connection::Unix($stream) => $call,
+        }
+    };
+}
+
+#[derive(Debug)]
+struct Shared {
+    connection: Connection,
+    /// How often bytes were read.
+    reads: AtomicU64,
+}
+
+/// The bytes of a connection.
+#[derive(Debug)]
+pub(crate) struct PeerStream(Arc<Shared>);
+
+/// Who looks at a connection without reading from it.
+#[derive(Debug)]
+pub(crate) struct PeerWatch(Arc<Shared>);
+
+/// A connection as what is read and written, and as what is watched.
+pub(crate) fn peer(connection: Connection) -> (PeerStream, PeerWatch) {
+    let shared = Arc::new(Shared { connection, reads: AtomicU64::new(0) });
+    (PeerStream(Arc::clone(&shared)), PeerWatch(shared))
+}
+
+impl PeerWatch {
+    /// Completes when the other end has closed the connection, or its half of it, and what it sent is not read any more.
+    pub(crate) async fn left(&self) {
+        self.closed().await;
+        let mut before = None;
+        loop {
+            let reads = self.0.reads.load(Ordering::Relaxed);
+            if before.replace(reads) == Some(reads) {
+                return;
+            }
+            tokio::time::sleep(PATIENCE).await;
+        }
+    }
+
+    /// Completes when the other end sends no more.
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    async fn closed(&self) {
+        // Readiness for urgent bytes, which are not asked for, or for the end; unlike readiness to be read it says nothing
+        // while ordinary bytes lie there.
+        let end = of_both!(&self.0.connection, stream => stream.ready(Interest::PRIORITY).await);
+        if end.is_err() {
+            // The runtime ends, and the connection with it.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Other systems do not tell.
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    async fn closed(&self) {
+        std::future::pending().await
+    }
+}
+
+impl PeerStream {
+    fn poll_write_with(
+        &self,
+        context: &mut Context<'_>,
+        write: impl Fn(&Connection) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        let connection = &self.0.connection;
+        loop {
+            ready!(of_both!(connection, stream => stream.poll_write_ready(context)))?;
+            match write(connection) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                written => return Poll::Ready(written),
+            }
+        }
+    }
+}
+
+impl AsyncRead for PeerStream {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let Shared { connection, reads } = &*self.0;
+        loop {
+            ready!(of_both!(connection, stream => stream.poll_read_ready(context)))?;
+            let unfilled = buffer.initialize_unfilled();
+            match of_both!(connection, stream => stream.try_read(unfilled)) {
+                Ok(len) => {
+                    reads.fetch_add(1, Ordering::Relaxed);
+                    buffer.advance(len);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for PeerStream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_with(context, |connection| of_both!(connection, stream => stream.try_write(bytes)))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_with(context, |connection| of_both!(connection, stream => stream.try_write_vectored(slices)))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // Nothing is held back here.
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(of_both!(&self.0.connection, stream => SockRef::from(stream).shutdown(Shutdown::Write)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn pair() -> (PeerStream, PeerWatch, UnixStream) {
+        let (near, far) = UnixStream::pair().expect("two sockets");
+        let (stream, watch) = peer(Connection::Unix(near));
+        (stream, watch, far)
+    }
+
+    async fn read(stream: &mut PeerStream, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        tokio::time::timeout(LONG, stream.read_exact(&mut bytes)).await.expect("bytes in time").expect("bytes");
+        bytes
+    }
+
+    #[tokio::test]
+    async fn bytes_go_both_ways_and_the_end_is_told() {
+        let (mut stream, _watch, mut far) = pair();
+        far.write_all(b"to here").await.expect("it takes bytes");
+        assert_eq!(read(&mut stream, 7).await, b"to here");
+        stream.write_all(b"to there").await.expect("it takes bytes");
+        stream.shutdown().await.expect("it ends");
+        let mut all = Vec::new();
+        tokio::time::timeout(LONG, far.read_to_end(&mut all)).await.expect("an end in time").expect("an end");
+        assert_eq!(all, b"to there");
+    }
+
+    #[tokio::test]
+    async fn who_leaves_behind_bytes_that_nobody_reads_is_seen_to_leave() {
+        let (mut stream, watch, mut far) = pair();
+        far.write_all(&[7; 100]).await.expect("it takes bytes");
+        read(&mut stream, 1).await;
+        // Bytes that lie there are no end.
+        assert!(tokio::time::timeout(3 * PATIENCE, watch.left()).await.is_err());
+        drop(far);
+        tokio::time::timeout(LONG, watch.left()).await.expect("seen");
+    }
+
+    #[tokio::test]
+    async fn who_has_said_all_is_there_while_it_is_read() {
+        let (mut stream, watch, mut far) = pair();
+        far.write_all(&[7; 100]).await.expect("it takes bytes");
+        far.shutdown().await.expect("it ends");
+        let left = tokio::spawn(async move {
+            watch.left().await;
+            Instant::now()
+        });
+        let mut last = Instant::now();
+        for _ in 0..20 {
+            read(&mut stream, 1).await;
+            last = Instant::now();
+            tokio::time::sleep(PATIENCE / 5).await;
+        }
+        let left = tokio::time::timeout(LONG, left).await.expect("seen").expect("no panic");
+        assert!(left > last, "a client was gone while it was read");
+    }
+}
