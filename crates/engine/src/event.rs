@@ -1,6 +1,8 @@
 //! What a client hears about its request, and the stream it hears it on.
 
+use crate::delivery::{Delivery, Receipt};
 use crate::{Miss, TokenLogprobs};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -153,6 +155,7 @@ pub enum Event {
 pub struct EventStream {
     id: u64,
     receiver: UnboundedReceiver<Event>,
+    receipt: Arc<Receipt>,
     ended: bool,
 }
 
@@ -160,12 +163,16 @@ pub struct EventStream {
 #[derive(Debug, Clone)]
 pub(crate) struct EventSender {
     sender: UnboundedSender<Event>,
+    receipt: Arc<Receipt>,
 }
 
 impl EventSender {
     /// Sends an event, unless the stream is gone.
     pub(crate) fn send(&self, event: Event) {
-        let _ = self.sender.send(event);
+        self.receipt.sending();
+        if self.sender.send(event).is_err() {
+            self.receipt.passed_on();
+        }
     }
 
     /// Whether the stream was dropped.
@@ -175,9 +182,10 @@ impl EventSender {
 }
 
 impl EventStream {
-    pub(crate) fn channel() -> (EventSender, EventStream) {
+    pub(crate) fn channel(delivery: &Arc<Delivery>) -> (EventSender, EventStream) {
         let (sender, receiver) = unbounded_channel();
-        (EventSender { sender }, EventStream { id: 0, receiver, ended: false })
+        let receipt = Arc::new(Receipt::new(Arc::clone(delivery)));
+        (EventSender { sender, receipt: Arc::clone(&receipt) }, EventStream { id: 0, receiver, receipt, ended: false })
     }
 
     /// Gives it the number of its request.
@@ -201,7 +209,10 @@ impl EventStream {
         if self.ended {
             return None;
         }
-        let event = self.receiver.blocking_recv();
+        let event = self.receiver.try_recv().ok().or_else(|| {
+            self.receipt.passed_on();
+            self.receiver.blocking_recv()
+        });
         Some(self.note(event))
     }
 
@@ -210,7 +221,13 @@ impl EventStream {
         if self.ended {
             return Poll::Ready(None);
         }
-        self.receiver.poll_recv(context).map(|event| Some(self.note(event)))
+        match self.receiver.poll_recv(context) {
+            Poll::Ready(event) => Poll::Ready(Some(self.note(event))),
+            Poll::Pending => {
+                self.receipt.passed_on();
+                Poll::Pending
+            }
+        }
     }
 
     /// A stream whose sender vanished without a last word belongs to an engine thread that died: say so once.
@@ -221,13 +238,20 @@ impl EventStream {
     }
 }
 
+impl Drop for EventStream {
+    fn drop(&mut self) {
+        self.receiver.close();
+        self.receipt.passed_on();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn stream_ends_after_the_last_event() {
-        let (sender, mut stream) = EventStream::channel();
+        let (sender, mut stream) = EventStream::channel(&Arc::default());
         sender.send(Event::Done(Usage::default()));
         assert_eq!(stream.blocking_recv(), Some(Event::Done(Usage::default())));
         assert_eq!(stream.blocking_recv(), None);
@@ -235,7 +259,7 @@ mod tests {
 
     #[test]
     fn a_lost_engine_is_a_failure_and_not_a_silent_end() {
-        let (sender, mut stream) = EventStream::channel();
+        let (sender, mut stream) = EventStream::channel(&Arc::default());
         drop(sender);
         assert_eq!(stream.blocking_recv(), Some(Event::Failed(EngineError::Stopped)));
         assert_eq!(stream.blocking_recv(), None);

@@ -1,6 +1,7 @@
 //! What clients hold: [`EngineHandle`], shared by all. What it checks at the door is in `submit`.
 
 use crate::block_manager::BlockManager;
+use crate::delivery::Delivery;
 use crate::disk_cache::DiskCache;
 use crate::metrics::EngineMetrics;
 use crate::requests::Submission;
@@ -156,6 +157,8 @@ pub(crate) struct Shared {
     pub(crate) queued_tokens: AtomicUsize,
     /// The choices that run, as of the latest step.
     pub(crate) running: Mutex<Vec<RunningChoice>>,
+    /// Tokens on their way to the streams.
+    pub(crate) delivery: Arc<Delivery>,
     /// Written by the engine thread alone.
     pub(crate) metrics: EngineMetrics,
 }
@@ -226,6 +229,7 @@ impl Engine {
             BlockManager::new(num_blocks, block_size),
         );
         let shared = Arc::new(Shared {
+            delivery: Arc::default(),
             status: Mutex::new(EngineStatus { free_blocks: num_blocks, num_blocks, ..EngineStatus::default() }),
             is_healthy: AtomicBool::new(true),
             live: AtomicUsize::new(0),
@@ -293,7 +297,7 @@ impl EngineHandle {
         let inner = &*self.0;
         request.timeout = request.timeout.or(inner.config.request_timeout);
         let num_choices = request.sampling.n;
-        let (events, stream) = EventStream::channel();
+        let (events, stream) = EventStream::channel(&inner.shared.delivery);
         let mut door = inner.door();
         if door.is_draining {
             return Err(SubmitError::Draining);

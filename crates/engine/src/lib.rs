@@ -11,6 +11,7 @@
 mod block_chain;
 mod block_hash;
 mod block_manager;
+mod delivery;
 mod disk_cache;
 mod event;
 mod grammar;

@@ -223,7 +223,7 @@ mod tests {
         let at = |ms| Instant::now() + Duration::from_millis(ms);
         let base = at(0);
         let after = |ms| base + Duration::from_millis(ms);
-        let (events, _stream) = EventStream::channel();
+        let (events, _stream) = EventStream::channel(&std::sync::Arc::default());
         let asked =
             Request { prompt_tokens: vec![1; 7], timeout: Some(Duration::from_millis(60)), ..Request::default() };
         let mut request = ActiveRequest::new(events, &asked, base);

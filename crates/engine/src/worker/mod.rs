@@ -141,6 +141,7 @@ impl Worker {
     pub(crate) fn run(mut self) {
         let _notice = DeathNotice(Arc::clone(&self.shared));
         while self.take_commands() {
+            let begin = Instant::now();
             self.cancel_abandoned();
             self.fail_late();
             self.restore();
@@ -153,6 +154,7 @@ impl Worker {
                 self.run_step(&step);
             }
             self.publish();
+            self.shared.delivery.wait(begin.elapsed());
         }
         self.fail_all(&EngineError::Stopped);
         self.publish();
@@ -272,6 +274,7 @@ impl Worker {
         running.clear();
         running.extend(self.scheduler.running().filter_map(|id| Some(self.sequences.get(&id)?.running())));
         drop(running);
+        self.shared.delivery.begin();
         for (events, event) in self.outbox.drain(..) {
             // A closed stream is noticed before the next step.
             events.send(event);

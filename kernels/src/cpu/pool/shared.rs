@@ -18,9 +18,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 
-/// Turns of `spin_loop` before a thread parks: 50-200 us, longer than the serial gaps between the loops of a token and between
-/// the last of a token and the first of the next, and shorter than anybody's time slice.
-const SPINS: u32 = 5000;
+/// Turns of `spin_loop` before a thread parks: 10-40 us, longer than the serial gaps between the loops of a token and
+/// shorter than anybody's time slice.
+const SPINS: u32 = 1000;
 const COUNT_BITS: u32 = 24;
 pub(super) const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
 
