@@ -13,7 +13,9 @@
 //!    another one waits for it, and others may pass. One of a more urgent priority takes the place of the last in rank of a
 //!    less urgent one.
 //! 3. Prompts share the rows that [`StepLimits`] leaves them: the first in rank gets half, so that it always moves; the rest
-//!    goes to those that have least left, so that a short prompt does not wait for a long one.
+//!    goes to those that have least left, so that a short prompt does not wait for a long one. Where each would fit into a step
+//!    beside those that decode, they come by rank, and several in one step only as far as it stays short: one after the other
+//!    they have their first tokens as soon, and nobody's next token waits for all of them.
 //! 4. A running sequence that needs a block when none is free takes those of the last in rank, which goes back to waiting and
 //!    recomputes later, as far as its blocks are not found in the prefix cache by then. It may be itself.
 //!
@@ -112,6 +114,8 @@ pub struct SchedulerConfig {
 pub struct StepLimits {
     /// Most prompt tokens of a step in which others decode; at least one.
     pub prompt_tokens: usize,
+    /// Most of them that are of several prompts, where each of those would fit into the step alone; at least one.
+    pub several_prompts: usize,
 }
 
 /// Less urgent sequences have greater ranks.
@@ -271,10 +275,7 @@ impl Scheduler {
         let mut budget = Budget { rows: self.config.token_budget, logit_rows: self.config.max_logit_rows };
         self.schedule_decoding(&mut step, &mut budget);
         self.admit(&mut step, &mut budget);
-        if !step.entries.is_empty() {
-            budget.rows = budget.rows.min(limits.prompt_tokens.max(1));
-        }
-        self.schedule_prompts(&mut step, &mut budget);
+        self.schedule_prompts(limits, &mut step, &mut budget);
         for admission in &step.admitted {
             self.let_pass(admission.sequence);
         }

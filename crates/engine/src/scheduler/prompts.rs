@@ -1,19 +1,29 @@
 //! How prompts share a step.
 
-use super::{Budget, KnownRows, Rank, Scheduler, Step, StepEntry};
+use super::{Budget, KnownRows, Rank, Scheduler, Step, StepEntry, StepLimits};
 
 impl Scheduler {
     /// Gives the rows that are left to the running sequences that are not in the step: those whose prompts are not computed.
-    pub(super) fn schedule_prompts(&mut self, step: &mut Step, budget: &mut Budget) {
+    pub(super) fn schedule_prompts(&mut self, limits: StepLimits, step: &mut Step, budget: &mut Budget) {
         let mut prompts: Vec<(Rank, usize)> = Vec::new();
         for &rank in &self.running {
             if step.entries.iter().all(|entry| entry.sequence != rank.1) && !step.exhausted.contains(&rank.1) {
                 prompts.push((rank, 0));
             }
         }
-        let half = budget.rows.div_ceil(2);
+        let pending = |rank: &Rank| self.sequences[&rank.1].pending();
+        let others_decode = !step.entries.is_empty();
+        if others_decode {
+            budget.rows = budget.rows.min(limits.prompt_tokens.max(1));
+        }
+        let each_fits = others_decode && prompts.iter().all(|(rank, _)| pending(rank) <= budget.rows);
         let Some((first, rows)) = prompts.first_mut() else { return };
-        *rows = self.sequences[&first.1].pending().min(half);
+        *rows = pending(first);
+        if each_fits {
+            budget.rows = budget.rows.min(limits.several_prompts.max(*rows));
+        } else {
+            *rows = budget.rows.div_ceil(2).min(*rows);
+        }
         let mut left = budget.rows - *rows;
         let mut by_what_is_left: Vec<usize> = (0..prompts.len()).collect();
         by_what_is_left.sort_by_key(|&place| self.sequences[&prompts[place].0.1].pending());

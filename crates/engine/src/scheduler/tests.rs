@@ -12,9 +12,10 @@ fn scheduler(max_batch: usize, token_budget: usize, num_blocks: usize, block_siz
 const A: SequenceId = SequenceId(0);
 const B: SequenceId = SequenceId(1);
 const C: SequenceId = SequenceId(2);
+const D: SequenceId = SequenceId(3);
 
 /// No limit but the budget.
-const FREE: StepLimits = StepLimits { prompt_tokens: usize::MAX };
+const FREE: StepLimits = StepLimits { prompt_tokens: usize::MAX, several_prompts: usize::MAX };
 
 fn root() -> BlockHash {
     BlockHash::root("test", None)
@@ -92,10 +93,24 @@ fn while_others_decode_a_prompt_gets_what_the_limit_leaves() {
     add(&mut scheduler, A, 2);
     advance(&mut scheduler);
     add(&mut scheduler, B, 100);
-    let limits = StepLimits { prompt_tokens: 10 };
+    let limits = StepLimits { prompt_tokens: 10, several_prompts: 1 };
     assert_eq!(entries(&advance_within(&mut scheduler, limits)), [(A, 2..3), (B, 0..10)]);
     scheduler.remove(A);
     assert_eq!(entries(&advance_within(&mut scheduler, limits)), [(B, 10..74)], "nobody is held up");
+}
+
+#[test]
+fn short_prompts_end_one_after_the_other_while_others_decode() {
+    let mut scheduler = scheduler(4, 64, 40, 4);
+    add(&mut scheduler, A, 2);
+    advance(&mut scheduler);
+    add(&mut scheduler, B, 8);
+    add(&mut scheduler, C, 6);
+    add(&mut scheduler, D, 3);
+    let limits = StepLimits { prompt_tokens: 20, several_prompts: 7 };
+    assert_eq!(entries(&advance_within(&mut scheduler, limits)), [(A, 2..3), (B, 0..8)]);
+    assert_eq!(entries(&advance_within(&mut scheduler, limits)), [(A, 3..4), (B, 8..9), (C, 0..6), (D, 0..1)]);
+    assert_eq!(entries(&advance_within(&mut scheduler, limits)), [(A, 4..5), (B, 9..10), (C, 6..7), (D, 1..3)]);
 }
 
 #[test]

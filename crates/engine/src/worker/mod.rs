@@ -11,7 +11,7 @@ use crate::handle::Shared;
 use crate::handle::{EngineConfig, EngineParts, Speculation};
 use crate::pace::Pace;
 use crate::requests::{ActiveRequest, Submission};
-use crate::scheduler::{Admission, Arrival, KnownRows, Scheduler, SequenceId, Step, StepLimits};
+use crate::scheduler::{Admission, Arrival, KnownRows, Scheduler, SequenceId, Step};
 use crate::sequence::{Form, Sequence};
 use crate::speculation::{Acceptance, Drafter, Lookup, StepCosts};
 use crate::sync::mpsc::Receiver;
@@ -146,7 +146,7 @@ impl Worker {
             self.fail_late();
             self.restore();
             self.guess();
-            let step = self.scheduler.schedule(StepLimits { prompt_tokens: self.pace.prompt_tokens() });
+            let step = self.scheduler.schedule(self.pace.limits());
             self.note_admitted(&step);
             self.note_preempted(&step);
             self.cut_exhausted(&step);

@@ -318,7 +318,10 @@ impl Life<'_> {
         }
         self.guess();
         let first = self.first();
-        let step = self.scheduler.schedule(StepLimits { prompt_tokens: self.world.prompt_tokens });
+        let step = self.scheduler.schedule(StepLimits {
+            prompt_tokens: self.world.prompt_tokens,
+            several_prompts: self.world.prompt_tokens.div_ceil(2),
+        });
         self.check(&step, first);
         self.check_patience(&step);
         self.run(&step);
