@@ -1,6 +1,7 @@
 //! Threads that share one loop: [`Pool::run`] calls a closure once for every chunk index, on the workers and on the caller,
 //! and returns when all calls have ended. `shared.rs` has how threads agree on who does what.
 
+mod long_slices;
 mod ranges;
 mod read_ahead;
 mod shared;
@@ -76,6 +77,7 @@ struct Held<'a> {
 
 impl Held<'_> {
     fn run<F: Fn(usize) + Sync>(self, num_chunks: usize, f: F) {
+        long_slices::ask();
         let shared = &self.pool.shared;
         shared.run(num_chunks, &f, &self.pool.workers);
         let panic = shared.take_panic();

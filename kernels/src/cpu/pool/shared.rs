@@ -10,6 +10,7 @@
 //! cannot end before the claimer counts it as done. The generation is in the word for the waiting, not for this argument:
 //! should it wrap around while a worker sleeps between its load and its swap, the swap still claims a live chunk.
 
+use super::long_slices;
 use super::read_ahead::ReadAhead;
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -191,6 +192,7 @@ impl Shared {
     /// A worker's life.
     pub(super) fn work(&self, index: usize) {
         THREAD.set(index + 1);
+        long_slices::ask();
         loop {
             while self.claim_and_run() {}
             let mut spins = 0;
