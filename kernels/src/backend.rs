@@ -502,7 +502,8 @@ pub trait Backend: Send + Sync + 'static {
     fn read_rows(&self, buffer: &Self::Buffer, rows: Range<usize>, out: &mut [f32]);
     /// Draws tokens from rows of logits, where to copy a row to the host costs more: one for each of `draws`, which name their rows, into
     /// `tokens`, which is cleared before; none from a row where a logit is not a number, or the largest is infinite. Whether that was
-    /// done: a backend whose logits lie on the host leaves it to its caller. All backends draw the same token from the same logits.
+    /// done: a backend may leave all of them to its caller, as those whose logits lie on the host do when a draw is more than the largest
+    /// logit. All backends draw the same token from the same logits.
     fn choose(&self, logits: &Self::Buffer, draws: &[(usize, Draw)], tokens: &mut Vec<Option<u32>>) -> bool {
         let _ = (logits, draws, tokens);
         false

@@ -5,6 +5,7 @@ mod backend;
 pub mod cpu;
 pub mod cuda;
 pub mod heap;
+mod largest;
 mod memory;
 pub mod reference;
 mod scores;
@@ -17,6 +18,7 @@ pub use backend::{
     MatrixData, Norm, Rope, RopeKind, SequenceSpan, Softmax, StepInputs, StepTables, Turn, UnifiedRange,
 };
 pub use cpu::{Activations, Cpu, CpuConfig};
+pub use largest::{Largest, largest};
 pub use reference::Reference;
 pub use scores::{Histogram, ScoreStatistics};
 pub use weight_type::WeightType;

@@ -308,7 +308,12 @@ impl<B: Backend> Llama<B> {
     /// When the step has more rows than there is room for, or a slice names cache blocks or positions that do not exist.
     pub fn forward(&mut self, sequences: &[SequenceSlice<'_>]) -> Result<Logits<'_>, Error> {
         let (rows, vocab_size) = (self.compute(sequences)?, self.config.vocab_size);
-        Ok(Logits::new(self.read_logits(0..rows), vocab_size))
+        let Workspace { logits, host_logits, .. } = &mut self.workspace;
+        let host_logits = &mut host_logits[..rows * vocab_size];
+        if rows > 0 {
+            self.backend.read_rows(logits, 0..rows, host_logits);
+        }
+        Ok(Logits::new(host_logits, vocab_size))
     }
 
     /// As [`Llama::forward`], but the logits stay where they are until the next step; returns how many rows of them there are.
@@ -335,14 +340,11 @@ impl<B: Backend> Llama<B> {
         Ok(logit_rows)
     }
 
-    /// Rows of logits of the last step, row-major.
-    pub fn read_logits(&mut self, rows: Range<usize>) -> &[f32] {
-        let Workspace { logits, host_logits, .. } = &mut self.workspace;
-        let host_logits = &mut host_logits[..rows.len() * self.config.vocab_size];
+    /// Copies rows of logits of the last step into `out`, row-major.
+    pub fn read_logits(&self, rows: Range<usize>, out: &mut [f32]) {
         if !rows.is_empty() {
-            self.backend.read_rows(logits, rows, host_logits);
+            self.backend.read_rows(&self.workspace.logits, rows, out);
         }
-        host_logits
     }
 
     /// The hidden states that the slices of the last step asked for, `[rows, hidden_size]`, in their order: after the last layer and

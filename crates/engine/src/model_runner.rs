@@ -56,8 +56,7 @@ impl<B: Backend> Runner for ModelRunner<B> {
         for rows in (0..num_rows).collect::<Vec<_>>().chunk_by(|&one, &next| is_read[one] == is_read[next]) {
             let rows = rows[0]..rows[0] + rows.len();
             if is_read[rows.start] {
-                let width = logits.width();
-                self.0.read_logits(rows).chunks(width).for_each(|row| logits.push_row(row));
+                self.0.read_logits(rows.clone(), logits.push_rows(rows.len()));
             } else {
                 rows.for_each(|_| logits.push_drawn_row());
             }

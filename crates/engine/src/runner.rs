@@ -48,7 +48,9 @@ pub struct RowDraw {
 /// Rows of logits, tokens that were drawn from them, and hidden states; reused from step to step so that its memory is allocated once.
 #[derive(Debug, Clone)]
 pub struct LogitsBuffer {
+    /// As long as it ever was; the entries behind `used` are of earlier steps.
     values: Vec<f32>,
+    used: usize,
     width: usize,
     /// Where the logits of each row begin, if they are here.
     rows: Vec<Option<usize>>,
@@ -60,12 +62,12 @@ impl LogitsBuffer {
     /// An empty buffer of rows `width` wide.
     pub fn new(width: usize) -> Self {
         assert!(width > 0, "a row of logits has at least one entry");
-        LogitsBuffer { values: Vec::new(), width, rows: Vec::new(), drawn: Vec::new(), hidden: Vec::new() }
+        LogitsBuffer { values: Vec::new(), used: 0, width, rows: Vec::new(), drawn: Vec::new(), hidden: Vec::new() }
     }
 
     /// Empties the buffer and keeps its memory.
     pub fn clear(&mut self) {
-        self.values.clear();
+        self.used = 0;
         self.rows.clear();
         self.drawn.clear();
         self.hidden.clear();
@@ -84,8 +86,7 @@ impl LogitsBuffer {
     /// Appends a row.
     pub fn push_row(&mut self, row: &[f32]) {
         assert_eq!(row.len(), self.width, "a row of logits is one entry per token of the vocabulary");
-        self.rows.push(Some(self.values.len()));
-        self.values.extend_from_slice(row);
+        self.push_rows(1).copy_from_slice(row);
     }
 
     /// Appends a row of which only tokens that were drawn are wanted.
@@ -95,10 +96,20 @@ impl LogitsBuffer {
 
     /// Appends a row filled with `value` and returns it for writing.
     pub fn push_filled(&mut self, value: f32) -> &mut [f32] {
-        let begin = self.values.len();
-        self.rows.push(Some(begin));
-        self.values.resize(begin + self.width, value);
-        &mut self.values[begin..]
+        let row = self.push_rows(1);
+        row.fill(value);
+        row
+    }
+
+    /// Appends `num_rows` rows and returns them for writing; they begin as anything.
+    pub fn push_rows(&mut self, num_rows: usize) -> &mut [f32] {
+        let begin = self.used;
+        self.used += num_rows * self.width;
+        self.rows.extend((begin..self.used).step_by(self.width).map(Some));
+        if self.values.len() < self.used {
+            self.values.resize(self.used, 0.0);
+        }
+        &mut self.values[begin..self.used]
     }
 
     /// Row `index`, in the order of the step's slices.

@@ -28,15 +28,15 @@ pub use read::read;
 
 use crate::reference::angles_row;
 use crate::{
-    AttentionParams, Backend, BackendInfo, Error, HeadLayout, KvLayout, MatrixData, Rope, ScoreStatistics, StepTables,
-    WeightType,
+    AttentionParams, Backend, BackendInfo, Draw, Error, HeadLayout, KvLayout, Largest, MatrixData, Rope,
+    ScoreStatistics, StepTables, WeightType, largest,
 };
 use attention::AttentionScratch;
 use cores::Cores;
 use gemm::{GemmScratch, PackedMatrix, Tuning};
 use isa::Isa;
 use pool::Pool;
-use rows::for_rows_mut;
+use rows::{Disjoint, for_rows_mut};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -211,6 +211,25 @@ impl Backend for Cpu {
 
     fn read_rows(&self, buffer: &Buffer, rows: Range<usize>, out: &mut [f32]) {
         out.copy_from_slice(&buffer.rows(rows.end)[rows.start * buffer.cols()..]);
+    }
+
+    fn choose(&self, logits: &Buffer, draws: &[(usize, Draw)], tokens: &mut Vec<Option<u32>>) -> bool {
+        if draws.iter().any(|(_, draw)| draw.temperature != 0.0) {
+            return false;
+        }
+        tokens.clear();
+        tokens.resize(draws.len(), None);
+        let (places, cols) = (Disjoint::new(tokens), logits.cols());
+        self.pool().run(draws.len(), |place| {
+            let row = draws[place].0;
+            let Largest { index, value, has_nan } = largest(&logits.rows(row + 1)[row * cols..]);
+            if value.is_finite() && !has_nan {
+                // SAFETY: each place is that of one call.
+                let token = unsafe { &mut places.part(place..place + 1)[0] };
+                *token = Some(index as u32);
+            }
+        });
+        true
     }
 
     fn embed(&self, table: &PackedMatrix, tokens: &[u32], out: &mut Buffer) {

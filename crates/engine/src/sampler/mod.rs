@@ -44,7 +44,7 @@ use mirostat::Mirostat;
 use processors::Processors;
 use random::Stream;
 use std::hash::{BuildHasher, RandomState};
-use taper_models::Draw;
+use taper_models::{Draw, Largest};
 
 /// Logits that no token can be chosen from.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -260,41 +260,15 @@ impl Sampler {
 
 /// Index of the largest logit, the first among equals.
 fn largest(logits: &[f32]) -> Result<usize, InvalidLogits> {
-    // The place is looked for in one block only, which is in the cache by then.
-    const BLOCK: usize = 1024;
-    let (mut max, mut first, mut has_nan) = (f32::NEG_INFINITY, 0, false);
-    for (index, block) in logits.chunks(BLOCK).enumerate() {
-        let (block_max, block_has_nan) = max_and_nan(block);
-        has_nan |= block_has_nan;
-        if block_max > max {
-            (max, first) = (block_max, index * BLOCK);
-        }
-    }
+    let Largest { index: token, value, has_nan } = taper_models::largest(logits);
     if has_nan {
         let token = logits.iter().position(|logit| logit.is_nan()).unwrap_or_default();
         return Err(InvalidLogits::Nan { token });
     }
-    let token = first + logits[first..].iter().position(|&logit| logit == max).unwrap_or_default();
-    if max.is_infinite() {
-        return Err(InvalidLogits::Infinite { token, value: max.to_string() });
+    if value.is_infinite() {
+        return Err(InvalidLogits::Infinite { token, value: value.to_string() });
     }
     Ok(token)
-}
-
-/// The largest that is a number, and whether there is what is none.
-fn max_and_nan(block: &[f32]) -> (f32, bool) {
-    // Lanes, because the compiler makes SIMD of them and not of one running maximum.
-    const LANES: usize = 16;
-    let (mut maxima, mut nans) = ([f32::NEG_INFINITY; LANES], [0_u32; LANES]);
-    let (chunks, tail) = block.as_chunks::<LANES>();
-    for chunk in chunks {
-        for lane in 0..LANES {
-            maxima[lane] = if chunk[lane] > maxima[lane] { chunk[lane] } else { maxima[lane] };
-            nans[lane] |= u32::from(chunk[lane].is_nan());
-        }
-    }
-    let max = maxima.iter().chain(tail).copied().fold(f32::NEG_INFINITY, f32::max);
-    (max, nans.iter().any(|&nan| nan != 0) || tail.iter().any(|logit| logit.is_nan()))
 }
 
 #[cfg(test)]
