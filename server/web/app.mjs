@@ -5,7 +5,7 @@ import { Bounded, Conversations, exported, imported, isFull, isOfUse, newConvers
 import { button, byId, grow, make } from "./dom.mjs";
 import { LiveView } from "./live.mjs";
 import { MessageView } from "./message.mjs";
-import { chatRequest, readParameters } from "./parameters.mjs";
+import { chatRequest, mayContinue, readParameters } from "./parameters.mjs";
 import { Settings } from "./settings.mjs";
 import { Stopwatch } from "./speed.mjs";
 
@@ -231,10 +231,15 @@ function viewOf(conversation, message, place) {
   } else if (isLast) {
     actions.answer = () => {
       if (!isReady()) return;
-      change("", ({ messages }) => messages.splice(place));
+      const what = message.content === "" ? "" : "Answering again.";
+      change(what, ({ messages }) => messages.splice(place));
       answer(conversation);
     };
-    actions.goOn = () => answer(conversation, message);
+    actions.mayGoOn = () => mayContinue(readParameters(settings.parameters).fields);
+    actions.goOn = () => {
+      if (actions.mayGoOn()) answer(conversation, message);
+      else notice("An answer with a JSON schema cannot be continued. See the settings.");
+    };
   }
   return new MessageView(message, actions);
 }

@@ -24,6 +24,12 @@ export function titleOf(conversation) {
   return characters.length > TITLE_LEN ? `${characters.slice(0, TITLE_LEN - 1).join("")}…` : line;
 }
 
+/** What the button says that has a message answered. To retry leaves nothing out: an answer that has begun is replaced. */
+export function againLabel({ role, content, error }) {
+  if (role === "user") return "Answer";
+  return error && content === "" ? "Retry" : "Regenerate";
+}
+
 /** Whether an answer has words, and there may be more to say: it was stopped, broke off, or reached a limit. */
 export function isCut({ role, content, unfinished, note }) {
   return role === "assistant" && content.trim() !== "" && Boolean(unfinished || note);

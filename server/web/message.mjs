@@ -1,13 +1,13 @@
 // One message of a conversation on the page.
 
 import { copyButton } from "./clipboard.mjs";
-import { isCut } from "./conversations.mjs";
+import { againLabel, isCut } from "./conversations.mjs";
 import { button, grow, make } from "./dom.mjs";
 import { showMarkdown } from "./markdown.mjs";
 
 /**
  * A message's element. `actions` are what its buttons do: `edit(text)`, `remove()`, `answer()` (again, or at last), `goOn()`
- * (with an answer that is cut); those that do not fit the message are left out. `left()` is called when an edit is given up.
+ * (with an answer that is cut, where `mayGoOn()`); those that do not fit the message are left out. `left()` is called when an edit is given up.
  */
 export class MessageView {
   element;
@@ -46,13 +46,12 @@ export class MessageView {
   }
 
   #buttons() {
-    const { edit, remove, answer, goOn } = this.#actions;
-    const { role, content, error } = this.#message;
+    const { edit, remove, answer, goOn, mayGoOn } = this.#actions;
+    const { content } = this.#message;
     const row = make("div", { className: "actions" });
-    if (goOn && isCut(this.#message)) row.append(button("Continue", goOn, { dataset: { action: "continue" } }));
+    if (goOn && mayGoOn() && isCut(this.#message)) row.append(button("Continue", goOn, { dataset: { action: "continue" } }));
     if (answer) {
-      const label = role === "user" ? "Answer" : error ? "Retry" : "Regenerate";
-      row.append(button(label, answer, { dataset: { action: "answer" } }));
+      row.append(button(againLabel(this.#message), answer, { dataset: { action: "answer" } }));
     }
     if (content !== "") row.append(copyButton(() => this.#message.content));
     if (edit) row.append(button("Edit", () => this.#edit(edit), { dataset: { action: "edit" } }));

@@ -106,6 +106,11 @@ function fieldsOf({ name, kind }, text) {
   return { response_format: { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(text) } } };
 }
 
+/** Whether a server goes on with an answer to a request of these fields: the begun one may not fit a form. */
+export function mayContinue(fields) {
+  return fields.response_format === undefined;
+}
+
 /**
  * The body of a chat request. Answers that never came to words are left out, and so is what a model thought before. With
  * `continues` the last answer is to be gone on with.

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Bounded, Conversations, exported, imported, isCut, isFull, isOfUse, newConversation, titleOf } from "../../server/web/conversations.mjs";
+import { againLabel, Bounded, Conversations, exported, imported, isCut, isFull, isOfUse, newConversation, titleOf } from "../../server/web/conversations.mjs";
 import { chatRequest, fault, PARAMETERS, readParameters } from "../../server/web/parameters.mjs";
 import { Stopwatch } from "../../server/web/speed.mjs";
 
@@ -280,4 +280,11 @@ test("what another tab changed is taken into the same object", () => {
   here.reload(one.id);
   assert.equal(here.get(one.id), one);
   assert.equal(one.messages[1].content, "two");
+});
+
+test("an answer that has begun is not said to be retried: the button replaces it", () => {
+  assert.equal(againLabel({ role: "user", content: "a" }), "Answer");
+  assert.equal(againLabel({ role: "assistant", content: "", error: "busy" }), "Retry");
+  assert.equal(againLabel({ role: "assistant", content: "a", error: "busy" }), "Regenerate");
+  assert.equal(againLabel({ role: "assistant", content: "a" }), "Regenerate");
 });

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { chatRequest, PARAMETERS, readParameters, standIn } from "../../server/web/parameters.mjs";
+import { chatRequest, mayContinue, PARAMETERS, readParameters, standIn } from "../../server/web/parameters.mjs";
 
 const OWN = { temperature: 0.8, top_p: 0.95, top_k: 40, min_p: 0.05 };
 const set = (value, from) => ({ value, from });
@@ -45,4 +45,9 @@ test("a request has what was said, and the model where there is one", () => {
   const expected = { messages: [{ role: "user", content: "hi" }], seed: 1, stream: true, stream_options: { include_usage: true } };
   assert.deepEqual(request, expected);
   assert.equal(chatRequest({ model: "m", system: "", messages, fields: {} }).model, "m");
+});
+
+test("an answer of a form is not continued, which servers refuse", () => {
+  assert.ok(mayContinue(readParameters({ temperature: "0.5" }).fields));
+  assert.ok(!mayContinue(readParameters({ json_schema: '{"type":"object"}' }).fields));
 });

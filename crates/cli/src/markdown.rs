@@ -44,8 +44,8 @@ enum Block {
     Text,
     /// In a heading.
     Heading,
-    /// In the first line of what may be fenced code; `held` has all of it.
-    FenceLine { mark: char },
+    /// In the first line of what may be fenced code, behind its marks; `held` has all of it that is not shown yet.
+    FenceLine { mark: char, len: usize },
     /// At the beginning of a line of code; `held` has what may be the closing fence.
     CodeStart { mark: char, len: usize },
     /// In a line of code.
@@ -78,6 +78,12 @@ impl Renderer {
     pub(crate) fn behind(shown: Shown, text: &str) -> Renderer {
         let mut renderer = Renderer::new(shown);
         renderer.push(text);
+        // A fence that was cut behind its marks goes on as one.
+        if let (Block::LineStart, Some(mark @ ('`' | '~'))) = (renderer.block, renderer.held.chars().next())
+            && renderer.held.len() >= 3
+        {
+            renderer.block = Block::FenceLine { mark, len: renderer.held.len() };
+        }
         // The end of that text showed what was held, and gave the terminal its own look.
         renderer.held.clear();
         renderer.look = Look::default();
@@ -112,7 +118,7 @@ impl Renderer {
         match self.block {
             Block::LineStart => self.read_line_start(c, out),
             Block::Text | Block::Heading => self.read_text(c, out),
-            Block::FenceLine { mark } => self.read_fence_line(c, mark, out),
+            Block::FenceLine { mark, len } => self.read_fence_line(c, mark, len, out),
             Block::CodeStart { mark, len } => self.read_code_start(c, mark, len, out),
             Block::Code { mark, len } => {
                 self.write_code(c, out);
@@ -147,7 +153,7 @@ impl Renderer {
                 self.read(c, out);
             }
             (Some(mark @ ('`' | '~')), _) if self.held.len() >= 3 => {
-                self.block = Block::FenceLine { mark };
+                self.block = Block::FenceLine { mark, len: self.held.len() };
                 self.read(c, out);
             }
             _ => self.begin_text(c, out),
@@ -245,8 +251,7 @@ impl Renderer {
     }
 
     /// The first line of fenced code, or a line that begins with a code span.
-    fn read_fence_line(&mut self, c: char, mark: char, out: &mut String) {
-        let len = self.held.chars().take_while(|c| *c == mark).count();
+    fn read_fence_line(&mut self, c: char, mark: char, len: usize, out: &mut String) {
         if c == '\n' {
             self.release_as(Look::MARK, out);
             self.write(c, Look::default(), out);
@@ -410,6 +415,11 @@ mod tests {
         };
         assert_eq!(named(&goes_on("a\n```rust\nlet ", "*a*;\n```\nb")), "{c}*a*;{.}\n{m}```{.}\nb");
         assert_eq!(named(&goes_on("# T", "itle\ntext")), "{h}itle{.}\ntext");
+        // Its marks were forgotten: any line ended the code, and what came behind it was code.
+        let code = "{.}\n{c}x = 1{.}\n\n{c}# not a heading{.}\n{m}```{.}\nafter {m}**{.}{b}bold{.}{m}**{.}";
+        let rest = "thon\nx = 1\n\n# not a heading\n```\nafter **bold**";
+        assert_eq!(named(&goes_on("Sure:\n```py", rest)), format!("{{m}}thon{code}"));
+        assert_eq!(named(&goes_on("Sure:\n```", &format!("py{rest}"))), format!("{{m}}python{code}"));
         let text = "# *T*\n- **b** `c` \\*\n```py\nx\n```\n12. ***d";
         for (at, _) in text.char_indices() {
             let (begun, rest) = text.split_at(at);

@@ -235,6 +235,7 @@ impl Parameters {
             let near = near.map_or_else(String::new, |near| format!("; did you mean {near}?"));
             format!("there is no parameter {name:?}{near}")
         })?;
+        let value = as_it_is_here(name, value);
         let expected = |what: &str| format!("{name} is {what}, not {value:?}");
         let mut changed = self.clone();
         let is_default = value == DEFAULT;
@@ -345,6 +346,16 @@ fn as_variables<S: Serializer>(think: &Option<bool>, serializer: S) -> Result<S:
     Parameters { think: *think, ..Parameters::default() }.variables().serialize(serializer)
 }
 
+/// A value that is below 0 where servers write that for all, or for none of it.
+fn as_it_is_here<'a>(name: &str, value: &'a str) -> &'a str {
+    match name {
+        "top_k" if value == "-1" => "0",
+        "repeat_last_n" if value == "-1" => DEFAULT,
+        "top_n_sigma" if value.parse::<f64>().is_ok_and(|deviations| deviations < 0.0) => "0",
+        _ => value,
+    }
+}
+
 /// On, off, or left to others.
 fn switch(value: &str) -> Option<Option<bool>> {
     match value {
@@ -437,6 +448,22 @@ mod tests {
             assert!(refused.contains(words), "{refused}");
         }
         assert_eq!(Ok(parameters), set("temperature", "0.5"));
+    }
+
+    // `/load` refused conversations whose files have what the server documents.
+    #[test]
+    fn values_below_0_mean_what_they_do_to_a_server() {
+        for (name, value, shown) in [
+            ("top_k", "-1", Some("0")),
+            ("repeat_last_n", "-1", None),
+            ("top_n_sigma", "-1", Some("0")),
+            ("top_n_sigma", "-1.0", Some("0")),
+        ] {
+            assert_eq!(set(name, value).unwrap().shown(name).as_deref(), shown, "{name} {value}");
+        }
+        for (name, value) in [("repeat_last_n", "-2"), ("min_keep", "-1"), ("min_p", "-1")] {
+            assert!(set(name, value).is_err(), "{name} {value}");
+        }
     }
 
     #[test]

@@ -346,7 +346,10 @@ fn default_of(arg: &Arg) -> Option<String> {
 
 fn to_value(arg: &Arg, raw: &[String]) -> Value {
     let one = |raw: &String| match kind(arg) {
-        Kind::Boolean => Value::Boolean(raw == "true"),
+        // A variable says it in any of clap's words.
+        Kind::Boolean => {
+            Value::Boolean(matches!(raw.to_ascii_lowercase().as_str(), "1" | "true" | "t" | "yes" | "y" | "on"))
+        }
         Kind::Number => match (raw.parse(), raw.parse()) {
             (Ok(integer), _) => Value::Integer(integer),
             (_, Ok(float)) => Value::Float(float),
@@ -555,6 +558,23 @@ mod tests {
     /// The names of the settings, in their order.
     fn names(text: &str) -> Vec<&str> {
         text.lines().filter_map(|line| line.trim_start_matches("# ").split(" =").next()).collect()
+    }
+
+    // Only true and false were read, and a container with TAPER_REQUIRE_MODEL=1 did not start.
+    #[test]
+    fn the_variable_of_a_flag_takes_the_words_for_yes_and_no() {
+        let yes = ["1", "true", "yes", "ON"].map(|word| (word, true));
+        let no = ["0", "false", "no", "Off"].map(|word| (word, false));
+        for (word, is_on) in yes.into_iter().chain(no) {
+            // A default is read as a variable is; to set a variable is not safe while other tests run.
+            let setting = Setting { id: "require_model".to_owned(), values: vec![word.to_owned()] };
+            let command = with_defaults(without_variables(command()), &[setting]);
+            let (cli, settings) = parse_from(command, &["taper", "serve"].map(OsString::from)).unwrap();
+            let Command::Serve(args) = cli.command else { panic!("it is serve") };
+            assert_eq!(args.operation.require_model, is_on, "{word}");
+            let text = settings.to_toml(&args).unwrap();
+            assert!(text.contains(&format!("require-model = {is_on}  #")), "{word}: {text}");
+        }
     }
 
     #[test]

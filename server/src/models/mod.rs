@@ -144,6 +144,7 @@ impl Models {
             inner.book.failed(0);
         }
         inner.slots[0].phase = Phase::Failed(reason, None);
+        inner.slots[0].tell_leavers(&Ok(()));
     }
 
     /// How far a model is, while it is loaded.

@@ -113,7 +113,7 @@ impl Due {
         Due { arrivals, rate, ramp, rng, index: 0, at: 0.0 }
     }
 
-    /// The rate at the next request.
+    /// The rate at the next request, or, of one that grows by seconds, at the last one.
     fn rate(&self) -> f64 {
         let Some(Ramp { from, growth }) = self.ramp else { return self.rate };
         let share = match growth {
@@ -123,16 +123,39 @@ impl Due {
         from + (self.rate - from) * share.min(1.0)
     }
 
+    /// When the next request is due whose gap at one request per second is `gap`.
+    fn after(&self, gap: f64) -> f64 {
+        let rate = self.rate();
+        let Some(Ramp { from, growth: Growth::Seconds(seconds) }) = self.ramp else { return self.at + gap / rate };
+        // Until the integral of the rate has grown by the gap: at the rate of the last request, the first gap of a ramp that begins
+        // near nothing is longer than all of it.
+        let left = (seconds - self.at).max(0.0);
+        let until_end = (rate + self.rate) / 2.0 * left;
+        if gap > until_end {
+            return self.at + left + (gap - until_end) / self.rate;
+        }
+        let slope = (self.rate - from) / seconds;
+        // (sqrt(rate^2 + 2 slope gap) - rate) / slope, in a form that a slope of nothing leaves whole. Rounding alone is below 0.
+        let then = (rate * rate + 2.0 * slope * gap).max(0.0).sqrt();
+        self.at + 2.0 * gap / (then + rate)
+    }
+
     pub(super) fn next(&mut self) -> Duration {
         if self.rate.is_finite() {
-            let (index, rate) = (self.index as f64, self.rate());
+            let index = self.index as f64;
             self.at = match self.arrivals {
                 // The inverse of an exponential's distribution; 1 - u is never 0.
-                Arrivals::Poisson => self.at - (1.0 - self.rng.random::<f64>()).ln() / rate,
-                Arrivals::Gamma(shape) => self.at + standard_gamma(shape, &mut self.rng) / (shape * rate),
-                Arrivals::Uniform if self.ramp.is_none() => index / rate,
+                Arrivals::Poisson => {
+                    let gap = -(1.0 - self.rng.random::<f64>()).ln();
+                    self.after(gap)
+                }
+                Arrivals::Gamma(shape) => {
+                    let gap = standard_gamma(shape, &mut self.rng) / shape;
+                    self.after(gap)
+                }
+                Arrivals::Uniform if self.ramp.is_none() => index / self.rate,
                 Arrivals::Uniform if self.index == 0 => 0.0,
-                Arrivals::Uniform => self.at + 1.0 / rate,
+                Arrivals::Uniform => self.after(1.0),
                 Arrivals::Burst => {
                     let size = self.rate.round().max(1.0);
                     (index / size).floor() * size / self.rate
@@ -209,6 +232,29 @@ mod tests {
         for (from, to, expected) in [(0.0, 2.0, 24.0), (0.0, 10.0, 200.0), (10.0, 20.0, 300.0)] {
             let number = within(from, to);
             assert!((number - expected).abs() < 5.0 * f64::sqrt(expected), "{number} from {from} to {to}");
+        }
+    }
+
+    // The first gap was drawn at the rate of the beginning: from 0.01 it took a hundred seconds.
+    #[test]
+    fn a_ramp_from_near_nothing_has_as_many_requests_as_its_integral() {
+        for (from, to) in [(0.01, 10.0), (10.0, 0.01), (5.0, 5.0)] {
+            let ramp = Some(Ramp { from, growth: Growth::Seconds(8.0) });
+            let expected = (from + to) / 2.0 * 8.0;
+            let number = |arrivals: Arrivals| {
+                let times = due_with(arrivals, to, ramp, 200);
+                assert!(times.windows(2).all(|pair| pair[0] <= pair[1]), "{arrivals:?}: {times:?}");
+                times.iter().filter(|at| **at < 8.0).count() as f64
+            };
+            let uniform = number(Arrivals::Uniform);
+            assert!((uniform - expected).abs() <= 1.0, "{uniform} of {expected} from {from} to {to}");
+            for arrivals in [Arrivals::Poisson, Arrivals::Gamma(4.0)] {
+                let number = number(arrivals);
+                assert!(
+                    (number - expected).abs() < 5.0 * expected.sqrt(),
+                    "{number} of {expected} from {from} to {to}"
+                );
+            }
         }
     }
 

@@ -2,7 +2,8 @@
 
 use crate::args::engine::{seconds, size};
 use anyhow::{Context, Result, bail};
-use clap::Args;
+use clap::builder::BoolishValueParser;
+use clap::{ArgAction, Args};
 use std::convert::Infallible;
 use std::fmt;
 use std::path::PathBuf;
@@ -122,8 +123,9 @@ pub(crate) struct OperationArgs {
     #[arg(long, value_name = "URL", env = "TAPER_OTLP_ENDPOINT")]
     pub(crate) otlp_endpoint: Option<String>,
 
-    /// Refuse requests that do not name their model, as OpenAI does. Without this they are for the first one.
-    #[arg(long, env = "TAPER_REQUIRE_MODEL")]
+    /// Refuse requests that do not name their model, as OpenAI does. Without this they are for the first one. The variable is 1, true,
+    /// yes or on, or 0, false, no or off.
+    #[arg(long, env = "TAPER_REQUIRE_MODEL", action = ArgAction::SetTrue, value_parser = BoolishValueParser::new())]
     pub(crate) require_model: bool,
 
     /// A TOML file of settings: the long names of these flags, with - or _, and their values. Flags and variables override it.

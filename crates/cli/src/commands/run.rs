@@ -50,7 +50,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let mut sampling = parameters.sampling()?;
     let form = form(&args.form)?;
     let prompt = prompt(args)?;
-    let prompt = prompt.trim_end_matches('\n');
+    let prompt = if args.raw { prompt.as_str() } else { prompt.trim_end_matches('\n') };
     if prompt.is_empty() {
         bail!("the prompt is empty: give one, as in `taper run \"TEXT\"` or with -p TEXT, or pipe one in");
     }
@@ -94,16 +94,28 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
 
 /// What was typed, then the files, then what is piped in.
 fn prompt(args: &RunArgs) -> Result<String> {
-    let mut parts: Vec<String> = args.typed().map(str::to_owned).into_iter().collect();
+    let typed = args.typed();
+    let mut parts = Vec::new();
     for path in &args.files {
         parts.push(read(path)?);
     }
-    if parts.is_empty() || args.stdin {
+    if (typed.is_none() && parts.is_empty()) || args.stdin {
         parts.push(piped::read()?);
     } else {
         parts.extend(piped::read_beside_prompt()?);
     }
-    Ok(piped::joined(parts.iter().map(String::as_str)))
+    Ok(joined(typed, &parts))
+}
+
+/// What was typed with what was read behind it. Line ends at the end are those of files and pipes, where nobody sees them; what was
+/// typed has those that are meant.
+fn joined(typed: Option<&str>, read: &[String]) -> String {
+    let read: Vec<&str> = read.iter().map(String::as_str).filter(|part| !part.trim_matches('\n').is_empty()).collect();
+    let mut text = piped::joined(typed.into_iter().chain(read.iter().copied()));
+    if !read.is_empty() {
+        text.truncate(text.trim_end_matches('\n').len());
+    }
+    text
 }
 
 fn read(path: &Path) -> Result<String> {
@@ -169,6 +181,21 @@ fn grammar(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // `--raw` continued a typed "a\n" as "a".
+    #[test]
+    fn line_ends_that_were_typed_stay() {
+        let check = |typed: Option<&str>, read: &[&str], expected: &str| {
+            let read: Vec<String> = read.iter().map(|&part| part.to_owned()).collect();
+            assert_eq!(joined(typed, &read), expected, "{typed:?} {read:?}");
+        };
+        check(Some("a\n\n"), &[], "a\n\n");
+        check(Some("a\n"), &["", "\n"], "a\n");
+        check(Some("a\n"), &["b\n\n"], "a\nb");
+        check(Some("a"), &["b\n\n", "c\n"], "a\nb\n\nc");
+        check(None, &["b\n"], "b");
+        check(None, &["\n"], "");
+    }
 
     #[test]
     fn a_schema_is_typed_or_a_file() {

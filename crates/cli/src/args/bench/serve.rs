@@ -213,11 +213,13 @@ fn rate(text: &str) -> Result<f64, String> {
 
 /// Two rates, of which the second may be the smaller one.
 fn ramp(text: &str) -> Result<(f64, f64), String> {
-    let rates = text.strip_prefix("linear:").and_then(|rates| rates.split_once('-'));
     let finite = |text: &str| rate(text).ok().filter(|rate| rate.is_finite());
-    rates
-        .and_then(|(from, to)| Some((finite(from)?, finite(to)?)))
-        .ok_or_else(|| format!("expected two numbers of requests per second, such as linear:1-8, not {text:?}"))
+    let rates = text.strip_prefix("linear:").and_then(|rates| {
+        // Any of them: an exponent has one too, as in 1e-3-8.
+        let mut signs = rates.match_indices('-');
+        signs.find_map(|(at, _)| Some((finite(&rates[..at])?, finite(&rates[at + 1..])?)))
+    });
+    rates.ok_or_else(|| format!("expected two numbers of requests per second, such as linear:1-8, not {text:?}"))
 }
 
 fn burstiness(text: &str) -> Result<f64, String> {
@@ -268,6 +270,18 @@ mod tests {
             [("0.5 requests/s".to_owned(), Some(100)), ("inf requests/s".to_owned(), Some(100))]
         );
         assert_eq!(levels("--ramp-up linear:0.5-8 -n 9"), [("0.5 to 8 requests/s".to_owned(), Some(9))]);
+    }
+
+    #[test]
+    fn rates_of_a_ramp_may_have_exponents() {
+        for (text, rates) in
+            [("1-8", (1.0, 8.0)), ("1e-3-8", (1e-3, 8.0)), ("8-1e-3", (8.0, 1e-3)), ("1e-3-2e-3", (1e-3, 2e-3))]
+        {
+            assert_eq!(ramp(&format!("linear:{text}")), Ok(rates));
+        }
+        for text in ["linear:1e-3", "linear:-", "linear:1", "linear:-1-2", "1-8"] {
+            assert!(ramp(text).is_err(), "{text}");
+        }
     }
 
     #[test]
