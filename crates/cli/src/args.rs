@@ -435,7 +435,7 @@ pub(crate) enum LogFormat {
 /// `taper chat`
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Ctrl-C stops the answer, Ctrl-D leaves, /help in the chat lists its commands.\nA line that ends in \\ goes on in the next; \"\"\" begins and ends a message of several lines.\nWhere stdin is not a terminal, every other line is a message. A pipe gets answers as they are.\nhttps believes the system's certificates, or those of SSL_CERT_FILE."
+    after_help = "Ctrl-C stops the answer, Ctrl-D leaves, /help in the chat lists its commands.\nA line that ends in \\ goes on in the next; \"\"\" begins and ends a message of several lines.\nWhere stdin is not a terminal, every other line is a message, and Ctrl-C ends the program. A pipe gets answers as they are.\nhttps believes the system's certificates, or those of SSL_CERT_FILE."
 )]
 pub(crate) struct ChatArgs {
     #[command(flatten)]

@@ -121,6 +121,8 @@ pub(crate) struct Generator {
     runtime: Runtime,
     /// Where [`Generator::watch`] has begun.
     interrupt: Mutex<Option<Signal>>,
+    /// Whether Ctrl-C ends the program, not an answer alone.
+    ends_by_interrupt: bool,
 }
 
 impl Generator {
@@ -128,7 +130,13 @@ impl Generator {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.context("cannot start the runtime")?;
         runtime.block_on(async { signals::survive_file_size_limit() })?;
-        Ok(Generator { runtime, interrupt: Mutex::default() })
+        Ok(Generator { runtime, interrupt: Mutex::default(), ends_by_interrupt: false })
+    }
+
+    /// Leaves Ctrl-C to the system, which ends the program, with status 130 in a shell: for input that nobody types, where the next
+    /// message would only be begun. A handler, once there, would stay between answers too.
+    pub(crate) fn ended_by_interrupt(self) -> Generator {
+        Generator { ends_by_interrupt: true, ..self }
     }
 
     /// Generates an answer and hands its text to `show` as it comes.
@@ -169,6 +177,9 @@ impl Generator {
 
     /// What `work` comes to; `None` where Ctrl-C came first.
     pub(crate) fn unless_stopped<T>(&self, work: impl Future<Output = T>) -> Result<Option<T>> {
+        if self.ends_by_interrupt {
+            return Ok(Some(self.runtime.block_on(work)));
+        }
         let watched = self.interrupt.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.runtime.block_on(async {
             let mut interrupt = match watched {
@@ -235,6 +246,20 @@ mod tests {
         assert!(std::process::Command::new("sh").args(["-c", &kill_me]).status().unwrap().success());
         let endless = std::future::pending::<()>();
         assert_eq!(generator.unless_stopped(endless).unwrap(), None);
+    }
+
+    // A chat whose messages came through a pipe went on with the next one, and its status was 0.
+    #[test]
+    fn a_signal_stops_no_answer_where_it_ends_the_program() {
+        let generator = Generator::new().unwrap().ended_by_interrupt();
+        // As above, and it has a handler.
+        generator.watch_for(SignalKind::user_defined2());
+        let kill_me = format!("kill -USR2 {}", std::process::id());
+        assert!(std::process::Command::new("sh").args(["-c", &kill_me]).status().unwrap().success());
+        let slow = async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        };
+        assert_eq!(generator.unless_stopped(slow).unwrap(), Some(()));
     }
 
     #[test]

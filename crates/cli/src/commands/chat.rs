@@ -41,7 +41,9 @@ pub(crate) use roots::system_certificates;
 pub(crate) fn run(args: &ChatArgs) -> Result<()> {
     let parameters = args.answer.parameters();
     parameters.sampling()?;
-    let generator = Arc::new(Generator::new()?);
+    let is_typed = std::io::stdin().is_terminal();
+    let generator = Generator::new()?;
+    let generator = Arc::new(if is_typed { generator } else { generator.ended_by_interrupt() });
     let talker: Box<dyn Talker> = match &args.remote.url {
         Some(url) => {
             let server = Server::new(url, api_key(args.remote.api_key.as_deref(), url))?;
@@ -60,7 +62,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
         shown: color::of_stdout(args.color),
         is_dimmed: color::on_stderr(args.color),
     };
-    if std::io::stdin().is_terminal() { interactive(&mut chat, args, generator) } else { piped(&mut chat) }
+    if is_typed { interactive(&mut chat, args, generator) } else { piped(&mut chat) }
 }
 
 /// `--api-key` first, then the first key of TAPER_API_KEY, then the name that other clients use. TAPER_API_KEY lists the keys of
