@@ -218,6 +218,7 @@ fn may_ask(state: &ServerState, request: &Request) -> Result<Option<Allowance>, 
     let refused = |error: ApiError| Box::new(error.into_response());
     if let Some(guard) = request.extensions().get::<HostGuard>() {
         guard.check(request.uri(), request.headers()).map_err(refused)?;
+        guard.check_origin(request.headers(), state.config().cors.as_ref()).map_err(refused)?;
     }
     let caller = state.config().api_keys.caller(request.headers()).map_err(refused)?;
     if request.extensions().get::<Crowded>().is_some() {

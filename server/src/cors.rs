@@ -42,6 +42,14 @@ impl CorsOrigins {
         })
     }
 
+    /// Whether pages of this origin may ask.
+    pub(crate) fn has(&self, origin: &HeaderValue) -> bool {
+        match self {
+            Self::Any => true,
+            Self::These(origins) => origins.contains(origin),
+        }
+    }
+
     /// What answers preflights and marks answers.
     pub(crate) fn layer(&self) -> CorsLayer {
         let origins = match self {

@@ -162,6 +162,13 @@ impl ApiError {
         Self::new(StatusCode::FORBIDDEN, "invalid_request_error", message).code("host_not_allowed")
     }
 
+    /// 403: the request is of a web page that is not this server's.
+    pub fn origin_not_allowed(origin: &str) -> Self {
+        let message =
+            format!("this server does nothing for web pages of {origin:?}; if they may ask, --cors-origin allows them");
+        Self::new(StatusCode::FORBIDDEN, "invalid_request_error", message).code("origin_not_allowed")
+    }
+
     /// 429: the caller's requests come faster than `rate`; one is taken after `wait`.
     pub fn too_many_requests(rate: Rate, wait: Duration) -> Self {
         let message = format!("requests come faster than {rate}; ask again after the time in Retry-After");

@@ -4,12 +4,16 @@
 //! are one site then, and CORS keeps the page from nothing. But the browser still sends that name. So a server that only this
 //! machine reaches, and that asks for no key, answers to its own names alone. Addresses and what ends in `localhost` are no names
 //! that a site can have.
+//!
+//! A page may also send what it will not be told the answer to, such as that a model be unloaded. Of that the browser says by
+//! `Origin` whose page it is, and such a server does nothing for pages of others.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::http::{HeaderMap, HeaderValue, Uri, header};
 
+use crate::cors::CorsOrigins;
 use crate::errors::ApiError;
 
 /// Characters of a name that an error repeats; no name has more.
@@ -76,6 +80,28 @@ impl HostGuard {
         Ok(())
     }
 
+    /// Whether a request is of no web page, or of one of this server's, of its names' or of `allowed`. Schemes other than those of
+    /// the web are those of programs; `null` is any page that hides where it is from.
+    pub(crate) fn check_origin(&self, headers: &HeaderMap, allowed: Option<&CorsOrigins>) -> Result<(), ApiError> {
+        let is_own = |authority: &str| {
+            let is_said = |said: &HeaderValue| said.as_bytes().eq_ignore_ascii_case(authority.as_bytes());
+            let is_listed = || self.0.iter().any(|own| own.eq_ignore_ascii_case(name_of(authority)));
+            headers.get_all(header::HOST).iter().any(is_said) || is_listed()
+        };
+        for origin in headers.get_all(header::ORIGIN) {
+            let text = String::from_utf8_lossy(origin.as_bytes());
+            let is_fine = match text.split_once("://") {
+                Some(("http" | "https", authority)) => is_own(authority),
+                Some(_) => true,
+                None => false,
+            };
+            if !is_fine && !allowed.is_some_and(|allowed| allowed.has(origin)) {
+                return Err(ApiError::origin_not_allowed(&text.chars().take(SHOWN_NAME).collect::<String>()));
+            }
+        }
+        Ok(())
+    }
+
     fn has(&self, name: &str) -> bool {
         name.is_empty() || is_everyones(name) || self.0.iter().any(|own| own.eq_ignore_ascii_case(name))
     }
@@ -93,10 +119,12 @@ fn name_of(host: &str) -> &str {
     name.strip_suffix('.').unwrap_or(name)
 }
 
-/// Whether a name means the same everywhere: an address, `localhost`, or what ends in `.localhost`.
+/// Whether no site can have this name: an address, `localhost`, what ends in `.localhost`, and what ends in `.internal`, by which
+/// containers call the machine that they run on.
 fn is_everyones(name: &str) -> bool {
-    let last = name.rsplit('.').next().unwrap_or(name);
-    name.parse::<IpAddr>().is_ok() || (is_name(name) && last.eq_ignore_ascii_case("localhost"))
+    let ends_in = |last: &str| name.rsplit('.').next().is_some_and(|end| end.eq_ignore_ascii_case(last));
+    let is_internal = || name.contains('.') && ends_in("internal");
+    name.parse::<IpAddr>().is_ok() || (is_name(name) && (ends_in("localhost") || is_internal()))
 }
 
 fn is_name(text: &str) -> bool {
@@ -134,6 +162,30 @@ mod tests {
     }
 
     #[test]
+    fn pages_of_others_are_answered_only_where_they_are_allowed() {
+        let guard = guard(&hosts(&["llm.example"]));
+        let cors = CorsOrigins::parse(&["https://app.example".to_owned()]).unwrap();
+        for (origin, expected) in [
+            ("http://localhost:8080", true),
+            ("https://LocalHost:8080", true),
+            ("http://localhost:3000", false),
+            ("http://localhost", false),
+            ("https://llm.example", true),
+            ("https://app.example", true),
+            ("https://other.example", false),
+            ("null", false),
+            ("", false),
+            ("vscode-webview://abc", true),
+        ] {
+            let headers = [(header::HOST, "localhost:8080"), (header::ORIGIN, origin)];
+            let headers: HeaderMap =
+                headers.into_iter().map(|(name, value)| (name, HeaderValue::from_static(value))).collect();
+            assert_eq!(guard.check_origin(&headers, cors.as_ref()).is_ok(), expected, "{origin:?}");
+        }
+        assert!(guard.check_origin(&HeaderMap::new(), None).is_ok(), "programs say none");
+    }
+
+    #[test]
     fn addresses_and_localhost_are_answered_to_and_other_names_are_not() {
         let guard = guard(&AllowedHosts::default());
         for host in [
@@ -147,6 +199,7 @@ mod tests {
             "LocalHost:8080",
             "localhost.",
             "localhost.:8080",
+            "host.docker.internal:8080",
             "localhost:",
             "app.localhost",
             "a.b.LOCALHOST:1",

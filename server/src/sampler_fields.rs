@@ -144,7 +144,10 @@ fn named(fields: &mut Fields) -> Result<Option<Vec<(&'static str, Sampler)>>, Ap
     let items = match fields.take("samplers") {
         None => return Ok(None),
         Some(Value::Array(items)) => items,
-        Some(Value::String(letters)) => letters.chars().map(|letter| letter.to_string().into()).collect(),
+        // With one letter more than there are samplers, one is unknown or there twice.
+        Some(Value::String(letters)) => {
+            letters.chars().take(TABLE.len() + 1).map(|letter| letter.to_string().into()).collect()
+        }
         Some(other) => {
             let message = format!("{field} must be an array of names or a string of letters, got {}", show(&other));
             return Err(ApiError::invalid(field, message));

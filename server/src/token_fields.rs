@@ -26,7 +26,7 @@ pub(crate) fn logit_bias(fields: &mut Fields, served: &Served) -> Result<Biases,
     let pairs: Vec<(Value, Value)> = match fields.take(FIELD) {
         None => return Ok(Biases::default()),
         Some(Value::Object(object)) => {
-            let id = |name: String| name.parse::<u32>().map_or(Value::String(name), Value::from);
+            let id = |name: String| number_of(&name).unwrap_or(Value::String(name));
             object.into_iter().map(|(name, bias)| (id(name), bias)).collect()
         }
         Some(Value::Array(items)) => {
@@ -48,7 +48,8 @@ pub(crate) fn logit_bias(fields: &mut Fields, served: &Served) -> Result<Biases,
             return invalid(format!("{FIELD} must be an object or an array of [token, bias], got {}", show(&other)));
         }
     };
-    let (mut added, mut banned) = (BTreeMap::new(), Vec::new());
+    // A bias of `None` is for never.
+    let mut biases: BTreeMap<u32, Option<f32>> = BTreeMap::new();
     for (token, bias) in pairs {
         let tokens = match &token {
             Value::String(text) => {
@@ -59,12 +60,9 @@ pub(crate) fn logit_bias(fields: &mut Fields, served: &Served) -> Result<Biases,
         };
         match bias.as_f64() {
             Some(number) if (-100.0..=100.0).contains(&number) => {
-                added.extend(tokens.into_iter().map(|token| (token, number as f32)));
+                biases.extend(tokens.into_iter().map(|token| (token, Some(number as f32))));
             }
-            None if bias == Value::Bool(false) && banned.len() + tokens.len() <= MAX_BAD_WORDS => banned.extend(tokens),
-            None if bias == Value::Bool(false) => {
-                return invalid(format!("{FIELD} rules out more than {MAX_BAD_WORDS} tokens"));
-            }
+            None if bias == Value::Bool(false) => biases.extend(tokens.into_iter().map(|token| (token, None))),
             _ => {
                 let got = show(&bias);
                 return invalid(format!(
@@ -73,7 +71,20 @@ pub(crate) fn logit_bias(fields: &mut Fields, served: &Served) -> Result<Biases,
             }
         }
     }
-    Ok(Biases { added: added.into_iter().collect(), banned })
+    let banned: Vec<u32> = biases.iter().filter(|(_, bias)| bias.is_none()).map(|(&token, _)| token).collect();
+    if banned.len() > MAX_BAD_WORDS {
+        return invalid(format!("{FIELD} rules out more than {MAX_BAD_WORDS} tokens"));
+    }
+    let added = biases.into_iter().filter_map(|(token, bias)| Some((token, bias?))).collect();
+    Ok(Biases { added, banned })
+}
+
+/// A name of an object that is written like a number; which of those are ids of tokens is asked of all.
+fn number_of(name: &str) -> Option<Value> {
+    if !name.trim_start_matches('-').starts_with(|first: char| first.is_ascii_digit()) {
+        return None;
+    }
+    name.parse::<i64>().map(Value::from).or_else(|_| name.parse::<f64>().map(Value::from)).ok()
 }
 
 /// A list of token ids.

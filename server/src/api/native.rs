@@ -51,12 +51,15 @@ pub(crate) async fn completion(
     Ok(Reply { text, ignored: request.ignored }.into_response())
 }
 
+/// Most biases of a request that `/slots` tells, which is asked by others than the request's client.
+const MAX_TOLD_BIASES: usize = 64;
+
 /// What `generation_settings` are where a request says nothing, and server and model say `said`; `/props` tells.
 pub(crate) fn default_settings(said: SamplingDefaults) -> Value {
-    shape::settings(&said.or(request::DEFAULTS).sampling(), &default_names(), false)
+    shape::settings(&said.or(request::DEFAULTS).sampling(), &default_names(), false, usize::MAX)
 }
 
 /// The same of a request of any endpoint; `/slots` tells.
 pub(crate) fn settings_of(request: &SlotRequest) -> Value {
-    shape::settings(&request.sampling, &request.samplers, request.stream)
+    shape::settings(&request.sampling, &request.samplers, request.stream, MAX_TOLD_BIASES)
 }

@@ -103,7 +103,7 @@ pub(crate) fn prepare(body: &[u8], state: &ServerState, served: &Served) -> Resu
     let prompts: Vec<Vec<u32>> = prompts.into_iter().map(encode).collect::<Result<_, _>>()?;
     let ignored = unsupported::check_rest(fields, state)?;
     let texts: Vec<String> = prompts.iter().map(|tokens| served.model.tokenizer.decode(tokens, false)).collect();
-    let settings = shape::settings(&parameters.sampling, &parameters.samplers, parameters.stream);
+    let settings = shape::settings(&parameters.sampling, &parameters.samplers, parameters.stream, usize::MAX);
     check_told(&texts, &settings, parameters.num_choices)?;
     let Own { response_fields, least_indent, .. } = own;
     Ok(Prepared { parameters, prompts, texts, settings, response_fields, least_indent, ignored })
@@ -220,17 +220,37 @@ impl Own {
     }
 }
 
-/// `response_fields`: names, and paths with slashes to fields of fields.
+/// Most paths of `response_fields`; an answer has half as many fields.
+const MAX_RESPONSE_FIELDS: usize = 64;
+/// Most bytes of one.
+const MAX_RESPONSE_FIELD_BYTES: usize = 256;
+
+/// `response_fields`: names, and paths with slashes to fields of fields; each once.
 fn response_fields(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
     const FIELD: &str = "response_fields";
-    let path = |item: Value| match item {
-        Value::String(path) => Ok(path),
-        other => {
-            let message = format!("{FIELD} must be an array of strings, and has {}", show(&other));
-            Err(ApiError::invalid(FIELD, message))
+    let items = fields.array(FIELD)?.unwrap_or_default();
+    if items.len() > MAX_RESPONSE_FIELDS {
+        let message = format!("{FIELD} may have {MAX_RESPONSE_FIELDS} paths, got {}", items.len());
+        return Err(ApiError::invalid(FIELD, message));
+    }
+    let mut paths = Vec::new();
+    for item in items {
+        match item {
+            Value::String(path) if path.len() <= MAX_RESPONSE_FIELD_BYTES => {
+                if !paths.contains(&path) {
+                    paths.push(path);
+                }
+            }
+            other => {
+                let message = format!(
+                    "{FIELD} must be an array of strings of at most {MAX_RESPONSE_FIELD_BYTES} bytes, and has {}",
+                    show(&other)
+                );
+                return Err(ApiError::invalid(FIELD, message));
+            }
         }
-    };
-    fields.array(FIELD)?.unwrap_or_default().into_iter().map(path).collect()
+    }
+    Ok(paths)
 }
 
 #[cfg(test)]

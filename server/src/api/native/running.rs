@@ -13,11 +13,13 @@ use crate::generation::{Generation, Output, Piece};
 pub(super) struct Running {
     pub(super) native: Native,
     generation: Generation,
+    /// Whether a choice has ended here, and not at the engine.
+    ended_here: bool,
 }
 
 impl Running {
     pub(super) fn new(native: Native, generation: Generation) -> Self {
-        Self { native, generation }
+        Self { native, generation, ended_here: false }
     }
 
     /// The next part of a stream; `None` when all choices are complete.
@@ -64,7 +66,8 @@ impl Running {
         if let Some(reason) = end.map(|_| FinishReason::Length).or(reason) {
             self.native.finish(choice, reason);
         }
-        if end.is_some() && self.native.are_finished() {
+        self.ended_here |= end.is_some();
+        if self.ended_here && self.native.are_finished() {
             self.generation.cut();
         }
         // The tokens of the last text go with it, those without text with the last word.

@@ -14,7 +14,9 @@ use crate::state::Served;
 use crate::token_json::{Details, TokenWriter};
 
 /// `generation_settings`: what a request asks for, or is assumed to.
-pub(super) fn settings(sampling: &SamplingParams, samplers: &[&str], stream: bool) -> Value {
+///
+/// Of biases at most `most_biases` are told.
+pub(super) fn settings(sampling: &SamplingParams, samplers: &[&str], stream: bool, most_biases: usize) -> Value {
     let last_n = |num: Option<usize>| num.map_or(-1, |num| i64::try_from(num).unwrap_or(i64::MAX));
     let version = match sampling.mirostat.map(|mirostat| mirostat.version) {
         None => 0,
@@ -55,7 +57,7 @@ pub(super) fn settings(sampling: &SamplingParams, samplers: &[&str], stream: boo
         "n_keep": 0,
         "ignore_eos": sampling.ignore_eos,
         "stream": stream,
-        "logit_bias": sampling.logit_bias.iter().map(bias).chain(banned).collect::<Value>(),
+        "logit_bias": sampling.logit_bias.iter().map(bias).chain(banned).take(most_biases).collect::<Value>(),
         "n_probs": sampling.logprobs.unwrap_or(0),
         "min_keep": sampling.min_keep,
         "samplers": samplers,
