@@ -50,6 +50,7 @@ pub(crate) fn logit_bias(fields: &mut Fields, served: &Served) -> Result<Biases,
     };
     // A bias of `None` is for never.
     let mut biases: BTreeMap<u32, Option<f32>> = BTreeMap::new();
+    let mut num_banned = 0;
     for (token, bias) in pairs {
         let tokens = match &token {
             Value::String(text) => {
@@ -62,7 +63,13 @@ pub(crate) fn logit_bias(fields: &mut Fields, served: &Served) -> Result<Biases,
             Some(number) if (-100.0..=100.0).contains(&number) => {
                 biases.extend(tokens.into_iter().map(|token| (token, Some(number as f32))));
             }
-            None if bias == Value::Bool(false) => biases.extend(tokens.into_iter().map(|token| (token, None))),
+            None if bias == Value::Bool(false) && num_banned + tokens.len() <= MAX_BAD_WORDS => {
+                num_banned += tokens.len();
+                biases.extend(tokens.into_iter().map(|token| (token, None)));
+            }
+            None if bias == Value::Bool(false) => {
+                return invalid(format!("{FIELD} rules out more than {MAX_BAD_WORDS} tokens"));
+            }
             _ => {
                 let got = show(&bias);
                 return invalid(format!(
@@ -71,10 +78,7 @@ pub(crate) fn logit_bias(fields: &mut Fields, served: &Served) -> Result<Biases,
             }
         }
     }
-    let banned: Vec<u32> = biases.iter().filter(|(_, bias)| bias.is_none()).map(|(&token, _)| token).collect();
-    if banned.len() > MAX_BAD_WORDS {
-        return invalid(format!("{FIELD} rules out more than {MAX_BAD_WORDS} tokens"));
-    }
+    let banned = biases.iter().filter(|(_, bias)| bias.is_none()).map(|(&token, _)| token).collect();
     let added = biases.into_iter().filter_map(|(token, bias)| Some((token, bias?))).collect();
     Ok(Biases { added, banned })
 }
