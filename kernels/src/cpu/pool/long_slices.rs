@@ -6,9 +6,10 @@
 //! token takes. A thread with a long slice gets the same share of the machine and gives way to those with shorter ones at
 //! once. The length of a thread's slice can be chosen since Linux 6.12, by anyone; older ones ignore it.
 
-/// The longest there is, in nanoseconds.
+/// In nanoseconds. Usual ones have 1 to 4 ms, so those end first in nine cases of ten. With 100 ms, the longest there is, a first token beside
+/// a program that keeps a core busy came a quarter later than with this.
 #[cfg(target_os = "linux")]
-const SLICE_NS: u64 = 100_000_000;
+const SLICE_NS: u64 = 20_000_000;
 
 /// Asks for this thread, at its first call. Threads that it starts have slices of the usual length.
 #[cfg(target_os = "linux")]
