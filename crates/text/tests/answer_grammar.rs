@@ -88,6 +88,17 @@ fn check(answer: &AnswerGrammar, accepted: &[&str], refused: &[&str]) {
     }
 }
 
+/// A model that finds no end of its calls is given one.
+#[test]
+fn calls_that_must_come_are_sixteen_at_most() {
+    let call = "<tool_call>\n{\"name\": \"f_2\", \"arguments\": {}}\n</tool_call>";
+    let many = |num: usize| vec![call; num].join("\n");
+    check(&answer(Some(calls(ToolFormat::Hermes, true, true))), &[&many(16)], &[&many(17)]);
+    let call = "{\"name\": \"f_2\", \"parameters\": {}}";
+    let many = |num: usize| vec![call; num].join("; ");
+    check(&answer(Some(calls(ToolFormat::Llama3, true, true))), &[&many(16)], &[&many(17)]);
+}
+
 #[test]
 fn calls_that_must_come_are_all_that_is_taken() {
     let one = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";

@@ -22,6 +22,9 @@ pub struct AnswerGrammar {
     pub content: Option<Box<GrammarSpec>>,
 }
 
+/// Most calls of an answer that has nothing else: a small model that has begun with calls may find no end of them.
+const MOST_REQUIRED_CALLS: usize = 16;
+
 /// Which calls an answer may have.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Calls {
@@ -243,7 +246,9 @@ impl Writer<'_> {
     fn calls(&mut self, calls: &Calls, name: &str, blank: Blank) -> Result<String, GrammarError> {
         let format = calls.format;
         let objects = self.objects(calls)?;
-        let many = |first: String, next: &str| if calls.parallel { format!("{first} ({next})*") } else { first };
+        let more = MOST_REQUIRED_CALLS - 1;
+        let many =
+            |first: String, next: &str| if calls.parallel { format!("{first} ({next}){{0,{more}}}") } else { first };
         Ok(match format {
             ToolFormat::Hermes => {
                 let close = self.hermes_close();
