@@ -85,8 +85,7 @@ impl HostGuard {
     pub(crate) fn check_origin(&self, headers: &HeaderMap, allowed: Option<&CorsOrigins>) -> Result<(), ApiError> {
         let is_own = |authority: &str| {
             let is_said = |said: &HeaderValue| said.as_bytes().eq_ignore_ascii_case(authority.as_bytes());
-            let is_listed = || self.0.iter().any(|own| own.eq_ignore_ascii_case(name_of(authority)));
-            headers.get_all(header::HOST).iter().any(is_said) || is_listed()
+            headers.get_all(header::HOST).iter().any(is_said) || self.lists(name_of(authority))
         };
         for origin in headers.get_all(header::ORIGIN) {
             let text = String::from_utf8_lossy(origin.as_bytes());
@@ -103,7 +102,11 @@ impl HostGuard {
     }
 
     fn has(&self, name: &str) -> bool {
-        name.is_empty() || is_everyones(name) || self.0.iter().any(|own| own.eq_ignore_ascii_case(name))
+        name.is_empty() || is_everyones(name) || self.lists(name)
+    }
+
+    fn lists(&self, name: &str) -> bool {
+        self.0.iter().any(|own| own.eq_ignore_ascii_case(name))
     }
 }
 
