@@ -3,6 +3,7 @@
 //! The 200 waits for the first event (but no longer than the keep-alive interval, so that proxies see life while a request
 //! queues): a failure before it is a real status. A failure after it is a frame `data: {"error": ...}`, and the end.
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
 use std::convert::Infallible;
 use std::ops::Range;
@@ -29,6 +30,30 @@ pub(crate) const HEADERS: [(HeaderName, HeaderValue); 3] = [
     // Asks buffering proxies to pass each event on.
     (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
 ];
+
+/// An event with this data, which is JSON or `[DONE]`.
+///
+/// Clients that split lines as Unicode does, such as Python's `splitlines`, would cut the data at U+0085, U+2028 and U+2029, which
+/// JSON leaves as they are; so these are escaped. What JSON does not escape otherwise stands in strings only.
+pub(crate) fn event(data: &str) -> Bytes {
+    Bytes::from(format!("data: {}\n\n", one_line(data)))
+}
+
+/// An event of this name.
+pub(crate) fn named_event(name: &str, data: &Value) -> Bytes {
+    Bytes::from(format!("event: {name}\ndata: {}\n\n", one_line(&data.to_string())))
+}
+
+fn one_line(json: &str) -> Cow<'_, str> {
+    const ENDS_OF_LINES: [(char, &str); 3] = [('\u{85}', "\\u0085"), ('\u{2028}', "\\u2028"), ('\u{2029}', "\\u2029")];
+    let mut line = Cow::Borrowed(json);
+    for (end, escape) in ENDS_OF_LINES {
+        if line.contains(end) {
+            line = Cow::Owned(line.replace(end, escape));
+        }
+    }
+    line
+}
 
 /// Begins a streamed answer.
 pub(crate) async fn respond<S: Shape>(
@@ -195,7 +220,7 @@ impl<S: Shape> Frames<S> {
     }
 
     fn frame(&mut self, data: &str) {
-        self.ready.push_back(Bytes::from(format!("data: {data}\n\n")));
+        self.ready.push_back(event(data));
     }
 }
 

@@ -112,6 +112,19 @@ async fn echo_puts_the_prompt_before_the_answer() {
     }
 }
 
+#[tokio::test]
+async fn text_that_some_take_for_several_lines_stays_on_one() {
+    let state = state();
+    let prompt = "a\u{85}b\u{2028}c\u{2029}d\n\u{b}\u{1e}";
+    let streamed = complete(&state, json!({ "prompt": prompt, "echo": true, "stream": true })).await;
+    let text: String =
+        streamed.chunks().iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str().map(str::to_owned)).collect();
+    assert!(text.starts_with(prompt), "{text:?}");
+    let body = json!({ "input": "a", "instructions": prompt, "stream": true });
+    let events = post(&state, "/v1/responses", &body).await.events();
+    assert_eq!(events[0]["response"]["instructions"], prompt);
+}
+
 async fn check_refused(prompt: Value, part_of_message: &str) {
     let answer = complete(&state(), json!({ "prompt": prompt })).await;
     assert_eq!(answer.status, 400, "{prompt}: {}", answer.body);

@@ -55,9 +55,26 @@ impl Operation {
         Operation { request: Some(request), ..Operation::get(tag, summary, answer) }
     }
 
-    /// With `stream`, the data of each server-sent event.
-    fn streamed(mut self, event: Value) -> Operation {
-        self.answers.push((EVENTS, event));
+    /// With `stream`, server-sent events with this data, the last of which is `[DONE]`.
+    fn streamed(self, data: Value) -> Operation {
+        let last = json!({ "const": "[DONE]", "description": "The last one." });
+        self.streamed_as(vec![("data", schema::any_of(vec![last, schema::text_of_json(data)], ""))])
+    }
+
+    /// With `stream`, server-sent events with this data.
+    fn streamed_until_the_end(self, data: Value) -> Operation {
+        self.streamed_as(vec![("data", schema::text_of_json(data))])
+    }
+
+    /// With `stream`, server-sent events with this data, each under the name that is its `type`.
+    fn streamed_by_name(self, data: Value) -> Operation {
+        let name = schema::string("The type of the data.");
+        self.streamed_as(vec![("data", schema::text_of_json(data)), ("event", name)])
+    }
+
+    /// The schema is that of an event, not of the whole stream, and has the form that OpenAPI 3.2 gives to events.
+    fn streamed_as(mut self, fields: Vec<schema::Named>) -> Operation {
+        self.answers.push((EVENTS, schema::all(fields)));
         self
     }
 

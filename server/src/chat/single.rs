@@ -30,8 +30,7 @@ pub(crate) trait Protocol: Send + Unpin + 'static {
 
     /// An event as it is sent: by its name, which is its `type`, where the protocol has no other way.
     fn frame(event: &Value) -> Bytes {
-        let name = event["type"].as_str().unwrap_or_default();
-        Bytes::from(format!("event: {name}\ndata: {event}\n\n"))
+        sse::named_event(event["type"].as_str().unwrap_or_default(), event)
     }
     /// Before anything of the answer.
     fn begin(&mut self, events: &mut Events);

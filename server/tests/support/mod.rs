@@ -21,6 +21,8 @@ pub(crate) const MODEL: &str = "tiny:1m";
 pub(crate) const FINGERPRINT: &str = "taper-1.2.3-0123456789ab-stub";
 /// What the stub answers to every prompt.
 pub(crate) const REPLY: &str = "Ünï §k 42!";
+/// Where clients may see a line end: besides the two of the format, those of Python's `splitlines` that JSON lets stand.
+const ENDS_OF_LINES: [char; 5] = ['\n', '\r', '\u{85}', '\u{2028}', '\u{2029}'];
 /// The longest that anything here may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -183,7 +185,7 @@ impl Answer {
         let frames = self.body.strip_suffix("\n\n").expect("a stream ends with an empty line").split("\n\n");
         frames
             .map(|frame| {
-                assert!(!frame.contains(['\n', '\r']), "a frame has one line: {frame:?}");
+                assert!(!frame.contains(ENDS_OF_LINES), "a frame has one line: {frame:?}");
                 frame.strip_prefix("data: ").unwrap_or_else(|| panic!("not a data frame: {frame:?}")).to_owned()
             })
             .collect()
@@ -198,7 +200,7 @@ impl Answer {
             let (name, data) = frame.split_once('\n').unwrap_or_else(|| panic!("not an event: {frame:?}"));
             let name = name.strip_prefix("event: ").unwrap_or_else(|| panic!("no name: {frame:?}"));
             let data = data.strip_prefix("data: ").unwrap_or_else(|| panic!("no data: {frame:?}"));
-            assert!(!data.contains(['\n', '\r']), "{frame:?}");
+            assert!(!data.contains(ENDS_OF_LINES), "{frame:?}");
             let event: Value = serde_json::from_str(data).unwrap();
             assert_eq!(event["type"], name);
             event

@@ -17,14 +17,14 @@ const TAG: &str = "generation";
 pub(crate) fn chat() -> Operation {
     let (request, answer) = (reference("ChatRequest"), reference("ChatCompletion"));
     let summary = "Answer a conversation, rendered with the model's chat template";
-    let event = any_of(vec![reference("ChatChunk"), reference("Error")], "The last one is [DONE].");
+    let event = any_of(vec![reference("ChatChunk"), reference("Error")], "");
     Operation::post(TAG, summary, request, answer).streamed(event)
 }
 
 /// POST /v1/completions.
 pub(crate) fn completions() -> Operation {
     let (request, answer) = (reference("CompletionRequest"), reference("Completion"));
-    let event = any_of(vec![reference("CompletionChunk"), reference("Error")], "The last one is [DONE].");
+    let event = any_of(vec![reference("CompletionChunk"), reference("Error")], "");
     Operation::post(TAG, "Continue prompts, given as text or token ids", request, answer).streamed(event)
 }
 

@@ -13,10 +13,10 @@ const TAG: &str = "generation";
 
 /// POST /v1/messages.
 pub(crate) fn messages() -> Operation {
-    let event = any_of(vec![reference("MessagesEvent"), reference("MessagesError")], "The event's name is its type.");
+    let event = any_of(vec![reference("MessagesEvent"), reference("MessagesError")], "");
     let summary = "Answer a conversation in Anthropic's words";
     let operation = Operation::post(TAG, summary, reference("MessagesRequest"), reference("MessagesAnswer"));
-    Operation { error: reference("MessagesError"), ..operation.streamed(event) }
+    Operation { error: reference("MessagesError"), ..operation.streamed_by_name(event) }
 }
 
 /// POST /v1/messages/count_tokens.

@@ -20,7 +20,8 @@ pub(crate) fn completion() -> Operation {
     let one = || any_of(vec![reference("NativeCompletion"), chosen()], "");
     let answer = any_of(vec![one(), array(one(), "")], "An array where there are several prompts or choices.");
     let event = any_of(vec![reference("NativePart"), one(), reference("Error")], "");
-    Operation::post(TAG, "Continue prompts, in llama-server's way", reference("NativeRequest"), answer).streamed(event)
+    let summary = "Continue prompts, in llama-server's way";
+    Operation::post(TAG, summary, reference("NativeRequest"), answer).streamed_until_the_end(event)
 }
 
 /// An answer with `response_fields`, which are not all.

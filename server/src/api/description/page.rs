@@ -117,6 +117,9 @@ fn kind(schema: &Value) -> String {
             values.iter().map(|value| format!("<code>{}</code>", escape(&value.to_string()))).collect();
         return values.join(" or ");
     }
+    if let Some(schema) = schema.get("contentSchema") {
+        return format!("JSON of {}", kind(schema));
+    }
     let bounds = match (schema.get("minimum"), schema.get("maximum")) {
         (Some(least), Some(most)) => format!(" {least} to {most}"),
         (Some(least), None) => format!(" from {least}"),

@@ -18,7 +18,7 @@ const TAG: &str = "generation";
 pub(crate) fn responses() -> Operation {
     let summary = "Answer a conversation in the words of OpenAI's newer interface; nothing is stored";
     Operation::post(TAG, summary, reference("ResponsesRequest"), reference("Response"))
-        .streamed(reference("ResponseEvent"))
+        .streamed_by_name(reference("ResponseEvent"))
 }
 
 pub(super) fn components() -> Vec<Named> {

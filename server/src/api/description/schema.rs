@@ -15,6 +15,11 @@ pub(super) fn empty(about: &str) -> Value {
     json!({ "type": "string", "maxLength": 0, "description": about })
 }
 
+/// A text that is JSON of this schema.
+pub(super) fn text_of_json(schema: Value) -> Value {
+    json!({ "type": "string", "contentMediaType": super::JSON, "contentSchema": schema })
+}
+
 /// True or false.
 pub(super) fn boolean(about: &str) -> Value {
     json!({ "type": "boolean", "description": about })

@@ -58,7 +58,7 @@ impl Frames {
     }
 
     fn frame(&mut self, data: &str) {
-        self.ready.push_back(Bytes::from(format!("data: {data}\n\n")));
+        self.ready.push_back(sse::event(data));
     }
 }
 
