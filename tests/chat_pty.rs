@@ -183,6 +183,24 @@ fn ctrl_c_stops_the_answer_and_not_the_chat() {
 }
 
 #[test]
+fn what_a_stopped_answer_found_in_the_cache_is_told() {
+    let Some(model) = support::model_or_skip() else { return };
+    let home = tempfile::tempdir().unwrap();
+    let mut chat = Chat::start(home.path(), &model, &[]);
+    // Over one block of the cache; the second prompt begins with it.
+    for (least, cached) in [(150, false), (1, true)] {
+        chat.enter(LONG);
+        chat.see(least);
+        chat.control('c');
+        let shown = chat.expect(PROMPT);
+        assert!(shown.contains("[stopped after "), "{shown:?}");
+        assert_eq!(shown.contains(" of it cached"), cached, "{shown:?}");
+    }
+    chat.control('d');
+    chat.end();
+}
+
+#[test]
 fn arrow_up_recalls_lines_of_this_chat_and_of_earlier_ones() {
     let Some(model) = support::model_or_skip() else { return };
     let home = tempfile::tempdir().unwrap();

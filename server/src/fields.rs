@@ -4,6 +4,7 @@
 //! `null` counts as absent everywhere. What is left after all known fields were taken goes through the table of
 //! `unsupported`; what is left of objects inside the body is noted by name when they are dropped ([`untaken`]).
 
+use std::fmt::Display;
 use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value};
@@ -240,6 +241,21 @@ pub(crate) fn integer_of(value: &Value) -> Option<i64> {
         let float = value.as_f64().filter(|float| float.fract() == 0.0 && float.abs() <= EXACT)?;
         Some(float as i64)
     })
+}
+
+/// The one value of a parameter that has two names; 400 where a request gives it a value under each.
+pub(crate) fn either<T: PartialEq + Display>(
+    (name, value): (&str, Option<T>),
+    (other_name, other): (&str, Option<T>),
+) -> Result<Option<T>, ApiError> {
+    if let (Some(value), Some(other)) = (&value, &other)
+        && value != other
+    {
+        let message =
+            format!("{name} is {value} and {other_name} is {other}, two names of one parameter; give one of them");
+        return Err(ApiError::invalid(name, message));
+    }
+    Ok(value.or(other))
 }
 
 #[cfg(test)]

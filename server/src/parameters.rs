@@ -14,7 +14,7 @@ use taper_engine::{SamplingParams, ThinkingBudget};
 use taper_text::{Grammar, GrammarCompiler, GrammarError};
 
 use crate::errors::ApiError;
-use crate::fields::{Fields, show};
+use crate::fields::{Fields, either, show};
 use crate::grammar_fields::{self, Form, FormPart};
 use crate::limits::{MAX_CHOICES, MAX_PROMPT_DETAIL_BYTES, MAX_SALT_BYTES, MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS};
 use crate::sampler_fields;
@@ -92,8 +92,11 @@ impl Parameters {
         let newer = fields.integer("max_completion_tokens", 1..=i64::MAX)?;
         let older = fields.integer("max_tokens", 1..=i64::MAX)?;
         let count = |n: i64| usize::try_from(n).unwrap_or(usize::MAX);
-        let vllms = number(fields, "repetition_penalty", 0.01, 100.0)?;
-        let llama_cpps = number(fields, "repeat_penalty", 0.01, 100.0)?;
+        let [vllms, llama_cpps] = ["repetition_penalty", "repeat_penalty"];
+        let repetition_penalty = either(
+            (vllms, number(fields, vllms, 0.01, 100.0)?),
+            (llama_cpps, number(fields, llama_cpps, 0.01, 100.0)?),
+        )?;
         let details = Details::take(fields)?;
         let biases = logit_bias(fields, served)?;
         let mut bad_words = bad_words(fields, &served.model.tokenizer)?;
@@ -101,7 +104,7 @@ impl Parameters {
         let n = fields.integer("n", 1..=MAX_CHOICES as i64)?.map_or(1, count);
         let mut sampling = SamplingParams {
             logit_bias: biases.added,
-            repetition_penalty: vllms.or(llama_cpps).unwrap_or(open.repetition_penalty),
+            repetition_penalty: repetition_penalty.unwrap_or(open.repetition_penalty),
             frequency_penalty: number(fields, "frequency_penalty", -2.0, 2.0)?.unwrap_or(open.frequency_penalty),
             presence_penalty: number(fields, "presence_penalty", -2.0, 2.0)?.unwrap_or(open.presence_penalty),
             // An empty list restricts nothing, as a client that always sends the field means it.

@@ -392,6 +392,8 @@ async fn values_that_mean_nothing_are_refused_by_name() {
         (json!({ "n_predict": 0, "max_completion_tokens": 4 }), "n_predict", "give one of them"),
         (json!({ "n_probs": 21 }), "n_probs", "between 0 and 20"),
         (json!({ "n_cmpl": 129 }), "n_cmpl", "between 1 and 128"),
+        (json!({ "n_cmpl": 2, "n": 3 }), "n_cmpl", "n_cmpl is 2 and n is 3"),
+        (json!({ "n_probs": 2, "logprobs": 3 }), "n_probs", "give one of them"),
         (json!({ "temperature": "hot" }), "temperature", "must be a number, got"),
         (json!({ "mirostat": 3 }), "mirostat", "between 0 and 2"),
         (json!({ "mirostat_tau": -1 }), "mirostat_tau", "between 0 and 100"),

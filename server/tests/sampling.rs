@@ -79,8 +79,14 @@ async fn the_repetition_penalty_has_two_names() {
         let body = complete(&state, json!({ "prompt": "> ", name: 1.3, "temperature": 0 })).await.json();
         assert_eq!(body["choices"][0]["text"], "abc", "{body}");
     }
+    let same = json!({ "prompt": "> ", "repetition_penalty": 1.3, "repeat_penalty": 1.3, "temperature": 0 });
+    assert_eq!(complete(&state, same).await.json()["choices"][0]["text"], "abc");
     let both = json!({ "prompt": "> ", "repetition_penalty": 1.3, "repeat_penalty": 1, "temperature": 0 });
-    assert_eq!(complete(&state, both).await.json()["choices"][0]["text"], "abc", "vLLM's name counts");
+    let refused = complete(&state, both).await;
+    assert_eq!(refused.status, 400, "{}", refused.body);
+    assert_eq!(refused.error()["param"], "repetition_penalty");
+    let message = refused.error()["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("repetition_penalty is 1.3 and repeat_penalty is 1, two names"), "{message}");
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use taper_engine::MAX_LOGPROBS;
 
 use super::shape;
 use crate::errors::ApiError;
-use crate::fields::{Fields, UNBOUNDED, integer_of, show};
+use crate::fields::{Fields, UNBOUNDED, either, integer_of, show};
 use crate::limits::{MAX_CHOICES, MAX_PROMPTS, MAX_TOLD_BYTES};
 use crate::mixed_prompt::{self, Mixing};
 use crate::parameters::Parameters;
@@ -153,14 +153,16 @@ struct Own {
 
 impl Own {
     fn take(fields: &mut Fields) -> Result<Own, ApiError> {
-        let num_probs = match fields.integer("n_probs", 0..=i64::from(MAX_LOGPROBS))? {
-            // llama-server's other name of it.
-            None => fields.integer("logprobs", 0..=i64::from(MAX_LOGPROBS))?,
-            asked => asked,
-        };
+        let num_probs = either(
+            ("n_probs", fields.integer("n_probs", 0..=i64::from(MAX_LOGPROBS))?),
+            ("logprobs", fields.integer("logprobs", 0..=i64::from(MAX_LOGPROBS))?),
+        )?;
         Ok(Own {
             n_predict: fields.integer("n_predict", -2..=i64::MAX)?,
-            n_cmpl: fields.integer("n_cmpl", 1..=MAX_CHOICES as i64)?,
+            n_cmpl: either(
+                ("n_cmpl", fields.integer("n_cmpl", 1..=MAX_CHOICES as i64)?),
+                ("n", fields.integer("n", 1..=MAX_CHOICES as i64)?),
+            )?,
             num_probs: num_probs.filter(|num| *num > 0).map(|num| num as u32),
             return_tokens: fields.boolean("return_tokens")?.unwrap_or(false),
             // Less than 0 is greedy too.
