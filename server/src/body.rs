@@ -24,6 +24,11 @@ const MAX_FORGOTTEN_BYTES: usize = 2 * MAX_BODY_BYTES;
 /// served.
 const FORGETTING_PAUSE: Duration = Duration::from_millis(1);
 
+/// Behind so many bytes of a body that is used there is a pause too: with several large ones at once the processor would be theirs
+/// for many milliseconds.
+const PIECE_BYTES: usize = 1 << 20;
+const PIECE_PAUSE: Duration = Duration::from_millis(1);
+
 /// Reads the body whole, on the account `held`.
 pub(crate) async fn read(
     headers: &HeaderMap,
@@ -54,6 +59,9 @@ pub(crate) async fn read(
         if let Err(refused) = fits {
             tokio::spawn(forget(chunks, timeouts.body_pause));
             return Err(refused);
+        }
+        if read.len() / PIECE_BYTES < len / PIECE_BYTES {
+            tokio::time::sleep(PIECE_PAUSE).await;
         }
         read.extend_from_slice(&chunk);
     }

@@ -11,6 +11,7 @@ use taper_engine::{EmbeddingRequest, EngineHandle, Event, EventStream, Pooling, 
 use crate::access_log::Cost;
 use crate::errors::ApiError;
 use crate::generation::{MAX_IN_FLIGHT, QUEUE_PAUSE, Totals, refusal};
+use crate::peer::Computing;
 use crate::state::Served;
 use crate::time_limit::TimeLimit;
 
@@ -34,6 +35,7 @@ pub(crate) async fn embed(
     let prompt_tokens = inputs.iter().map(Vec::len).sum();
     let cost = Cost::current();
     cost.submit(&served.model.id);
+    let _computing = Computing::begin();
     let waiting = inputs.into_iter().enumerate().collect();
     let mut window = Window { engine, asked, time_limit, waiting, running: Vec::new(), is_over: false };
     let outcome = window.work(&mut vectors).await;

@@ -22,6 +22,7 @@ use crate::answer::{AnswerPiece, Source};
 use crate::errors::ApiError;
 use crate::limits::MAX_ALL_CHOICES;
 use crate::parameters::Parameters;
+use crate::peer::Computing;
 use crate::predict_limit::PredictLimit;
 use crate::slots::{SlotGuard, SlotRequest, Slots};
 use crate::state::{ActiveGuard, Served};
@@ -194,11 +195,12 @@ pub(crate) struct Generation {
     /// Where the request's line in the log finds what it cost.
     cost: Arc<Cost>,
     _active: ActiveGuard,
+    _computing: Computing,
 }
 
 impl Generation {
     /// Submits the first prompts. Everything that can be refused is refused here, before an answer begins.
-    pub(crate) fn start(
+    pub(crate) async fn start(
         served: &Arc<Served>,
         prompts: Vec<Vec<u32>>,
         parameters: &Parameters,
@@ -258,8 +260,11 @@ impl Generation {
             span: tracing::Span::current(),
             cost: Cost::current(),
             _active: active,
+            _computing: Computing::begin(),
         };
         generation.cost.submit(&served.model.id);
+        // Who has left by now is seen to have left, and nothing is computed for it.
+        tokio::task::yield_now().await;
         generation.submit_waiting()?;
         Ok(generation)
     }

@@ -8,17 +8,22 @@ use std::io::{self, IoSlice};
 use std::net::Shutdown;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::Notify;
 
 /// A client that has said that it sends no more is gone when nothing was read for so long: what it said before that may still be
-/// on its way through here, and answers that take no computing reach it.
+/// on its way through here, and answers that take no computing reach it. Those that do are not begun, or end at once.
 const PATIENCE: Duration = Duration::from_millis(50);
+
+tokio::task_local! {
+    static CONNECTION: Arc<Shared>;
+}
 
 /// A connection of either kind.
 #[derive(Debug)]
@@ -44,6 +49,34 @@ struct Shared {
     connection: Connection,
     /// How often bytes were read.
     reads: AtomicU64,
+    /// Requests of it that a model computes for.
+    computing: AtomicUsize,
+    /// Told when there is one more.
+    begun: Notify,
+}
+
+/// While it is held, a model computes for the connection whose request is handled here.
+#[derive(Debug)]
+pub(crate) struct Computing(Option<Arc<Shared>>);
+
+impl Computing {
+    /// From now on.
+    pub(crate) fn begin() -> Self {
+        let shared = CONNECTION.try_with(Arc::clone).ok();
+        if let Some(shared) = &shared {
+            shared.computing.fetch_add(1, Ordering::Relaxed);
+            shared.begun.notify_one();
+        }
+        Self(shared)
+    }
+}
+
+impl Drop for Computing {
+    fn drop(&mut self) {
+        if let Some(shared) = &self.0 {
+            shared.computing.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 /// The bytes of a connection.
@@ -56,12 +89,19 @@ pub(crate) struct PeerWatch(Arc<Shared>);
 
 /// A connection as what is read and written, and as what is watched.
 pub(crate) fn peer(connection: Connection) -> (PeerStream, PeerWatch) {
-    let shared = Arc::new(Shared { connection, reads: AtomicU64::new(0) });
+    let (reads, computing) = (AtomicU64::new(0), AtomicUsize::new(0));
+    let shared = Arc::new(Shared { connection, reads, computing, begun: Notify::new() });
     (PeerStream(Arc::clone(&shared)), PeerWatch(shared))
 }
 
 impl PeerWatch {
-    /// Completes when the other end has closed the connection, or its half of it, and what it sent is not read any more.
+    /// Serves the connection, whose requests begin their [`Computing`] within.
+    pub(crate) fn scope<F: Future>(&self, serving: F) -> impl Future<Output = F::Output> + use<F> {
+        CONNECTION.scope(Arc::clone(&self.0), serving)
+    }
+
+    /// Completes when the other end has closed the connection, or its half of it, and what it sent is not read any more or is
+    /// computed for.
     pub(crate) async fn left(&self) {
         self.closed().await;
         let mut before = None;
@@ -70,7 +110,15 @@ impl PeerWatch {
             if before.replace(reads) == Some(reads) {
                 return;
             }
-            tokio::time::sleep(PATIENCE).await;
+            if tokio::time::timeout(PATIENCE, self.computes()).await.is_ok() {
+                return;
+            }
+        }
+    }
+
+    async fn computes(&self) {
+        while self.0.computing.load(Ordering::Relaxed) == 0 {
+            self.0.begun.notified().await;
         }
     }
 
@@ -112,7 +160,7 @@ impl PeerStream {
 
 impl AsyncRead for PeerStream {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let Shared { connection, reads } = &*self.0;
+        let Shared { connection, reads, .. } = &*self.0;
         loop {
             ready!(of_both!(connection, stream => stream.poll_read_ready(context)))?;
             let unfilled = buffer.initialize_unfilled();
@@ -216,5 +264,44 @@ mod tests {
         }
         let left = tokio::time::timeout(LONG, left).await.expect("seen").expect("no panic");
         assert!(left > last, "a client was gone while it was read");
+    }
+
+    #[tokio::test]
+    async fn who_has_said_all_is_gone_as_soon_as_a_model_computes() {
+        let (mut stream, watch, mut far) = pair();
+        far.write_all(&[7; 10_000]).await.expect("it takes bytes");
+        far.shutdown().await.expect("it ends");
+        let reading = tokio::spawn(async move {
+            for _ in 0..10_000 {
+                read(&mut stream, 1).await;
+                tokio::time::sleep(PATIENCE / 5).await;
+            }
+        });
+        let begin = watch.scope(async {
+            tokio::time::sleep(PATIENCE).await;
+            let computing = Computing::begin();
+            std::future::pending::<()>().await;
+            drop(computing);
+        });
+        tokio::select! {
+            () = begin => {}
+            () = watch.left() => {}
+            _ = reading => panic!("a client was there while it was computed for"),
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_computed_before_is_no_computing() {
+        let (mut stream, watch, mut far) = pair();
+        watch.scope(async { drop(Computing::begin()) }).await;
+        far.write_all(&[7; 20]).await.expect("it takes bytes");
+        far.shutdown().await.expect("it ends");
+        let left = tokio::spawn(async move { watch.left().await });
+        for _ in 0..20 {
+            read(&mut stream, 1).await;
+            assert!(!left.is_finished(), "a client was gone while it was read");
+            tokio::time::sleep(PATIENCE / 5).await;
+        }
+        tokio::time::timeout(LONG, left).await.expect("seen").expect("no panic");
     }
 }

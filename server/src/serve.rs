@@ -252,14 +252,15 @@ impl Door {
                     Err(_) => return tracing::debug!("a TLS handshake took too long"),
                 },
             };
-            let connection = watcher.watch(builder.serve_connection(TokioIo::new(stream), service));
+            let connection = watch.scope(watcher.watch(builder.serve_connection(TokioIo::new(stream), service)));
             tokio::select! {
+                biased;
+                () = watch.left() => tracing::debug!("a client left"),
                 served = connection => {
                     if let Err(error) = served {
                         tracing::debug!(%error, "a connection ended early");
                     }
                 }
-                () = watch.left() => tracing::debug!("a client left"),
             }
         }
     }

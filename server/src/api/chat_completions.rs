@@ -58,7 +58,7 @@ pub(crate) async fn chat_completions(
     let prompt = if request.parameters.details.token_ids { request.prompt.clone() } else { Vec::new() };
     let shape = shape::Chat::new(writer, prompt);
     let prompts = vec![request.prompt];
-    let generation = Generation::start(&served, prompts, &request.parameters, MESSAGES, (active, time_limit))?;
+    let generation = Generation::start(&served, prompts, &request.parameters, MESSAGES, (active, time_limit)).await?;
     let answers = ChatStream::new(generation, &request.reading);
     let context = Answering { model: &served.model, ignored: &request.ignored, state: &state };
     answer::send(shape, answers, &request.parameters, &context).await

@@ -44,7 +44,8 @@ pub(crate) async fn completions(
     let mut request = admitted.read(&state, prepare).await?;
     admitted.compile(&state, &mut request.parameters, &request.prompts).await?;
     let api::Admitted { served, active, time_limit, .. } = admitted;
-    let generation = Generation::start(&served, request.prompts, &request.parameters, "prompt", (active, time_limit))?;
+    let generation =
+        Generation::start(&served, request.prompts, &request.parameters, "prompt", (active, time_limit)).await?;
     let context = Answering { model: &served.model, ignored: &request.ignored, state: &state };
     answer::send(request.shape, generation, &request.parameters, &context).await
 }

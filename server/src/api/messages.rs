@@ -37,7 +37,7 @@ pub(crate) async fn messages(
     let api::Admitted { served, active, time_limit, .. } = admitted;
     let shape = shape::Message::new(&served.model.id, request.prompt.len(), request.parameters.timings == Some(true));
     let prompts = vec![request.prompt];
-    let generation = Generation::start(&served, prompts, &request.parameters, "messages", (active, time_limit))?;
+    let generation = Generation::start(&served, prompts, &request.parameters, "messages", (active, time_limit)).await?;
     let answers = ChatStream::new(generation, &request.reading);
     let context = Answering { model: &served.model, ignored: &request.ignored, state: &state };
     chat::send(shape, answers, &request.parameters, &context).await

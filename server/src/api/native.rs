@@ -38,7 +38,8 @@ pub(crate) async fn completion(
     admitted.compile(&state, &mut request.parameters, &request.prompts).await?;
     let api::Admitted { served, active, time_limit, .. } = admitted;
     let native = Native::new(&served, &request);
-    let generation = Generation::start(&served, request.prompts, &request.parameters, "prompt", (active, time_limit))?;
+    let generation =
+        Generation::start(&served, request.prompts, &request.parameters, "prompt", (active, time_limit)).await?;
     let running = Running::new(native, generation);
     if request.parameters.stream {
         let mut response = stream::respond(running, state.timeouts().keep_alive).await?;

@@ -91,7 +91,7 @@ async fn answer(
     let api::Admitted { served, active, time_limit, .. } = admitted;
     let prompts = vec![request.prompt];
     let started = (active, time_limit);
-    let generation = Generation::start(&served, prompts, &request.parameters, request.prompt_field, started)?;
+    let generation = Generation::start(&served, prompts, &request.parameters, request.prompt_field, started).await?;
     let answers = ChatStream::new(generation, &request.reading);
     let context = Answering { model: &served.model, ignored: &request.ignored, state };
     chat::send(request.shape, answers, &request.parameters, &context).await

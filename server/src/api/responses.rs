@@ -42,7 +42,7 @@ pub(crate) async fn responses(
     let shape = shape::Response::new(&served.model.id, writer, request.echo, held)
         .with_timings(request.parameters.timings == Some(true));
     let prompts = vec![request.prompt];
-    let generation = Generation::start(&served, prompts, &request.parameters, "input", (active, time_limit))?;
+    let generation = Generation::start(&served, prompts, &request.parameters, "input", (active, time_limit)).await?;
     let answers = ChatStream::new(generation, &request.reading);
     let context = Answering { model: &served.model, ignored: &request.ignored, state: &state };
     chat::send(shape, answers, &request.parameters, &context).await
