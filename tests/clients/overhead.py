@@ -3,11 +3,13 @@
 
     run.py overhead       (--pass-on=--rounds=9)
 
-Nothing else may run on the machine. A round is streams of 128 tokens from the server, the bench, which has the machine for itself while
-the server is idle, and as many streams again: a machine whose speed drifts is as fast on both sides of the bench. Speculation is off.
+Nothing else may run on the machine. A round is streams of 128 tokens from a server, the bench, which has the machine for itself while
+the server is idle, and as many streams again: a machine whose speed drifts is as fast on both sides of the bench. Each round has a server
+of its own, since the speed of one program differs from start to start, by where its memory lies. Speculation is off.
 """
 import itertools
 import json
+import pathlib
 import re
 import socket
 import statistics
@@ -15,6 +17,7 @@ import subprocess
 import time
 
 from checks import check, equal, expect, main, place
+from taper_server import TaperServer, free_port, port_list
 
 TOKENS = 128
 STREAMS = 4  # before the bench of a round, and behind it
@@ -60,12 +63,17 @@ def of_the_bench(args):
 
 @check("overhead.one_stream", seconds=1700)
 def _(args):
-    over_http(args.base_url, 0)
-    ratios, numbers = [], itertools.count(1)
+    ratios, numbers = [], itertools.count()
     for number in range(1, args.rounds + 1):
-        before = [over_http(args.base_url, next(numbers)) for _ in range(STREAMS)]
-        alone = of_the_bench(args)
-        served = statistics.median(before + [over_http(args.base_url, next(numbers)) for _ in range(STREAMS)])
+        log = pathlib.Path(args.work) / "logs" / f"overhead-{number}.server.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with TaperServer(args.taper, args.model, free_port(port_list(args.ports)), log, ["--speculation", "off"]) as server:
+            server.wait_until_ready()
+            over_http(server.url, next(numbers))
+            before = [over_http(server.url, next(numbers)) for _ in range(STREAMS)]
+            alone = of_the_bench(args)
+            served = statistics.median(before + [over_http(server.url, next(numbers)) for _ in range(STREAMS)])
+            equal(server.stop(), 0, "the server's exit status")
         ratios.append(served / alone)
         print(f"note round {number}: {served:.1f} tokens/s over HTTP, {alone:.1f} in the bench, ratio {ratios[-1]:.3f}", flush=True)
     ratio = statistics.median(ratios)

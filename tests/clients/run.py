@@ -53,7 +53,7 @@ SCRIPTS = {
     "schemathesis_api": Script("schemathesis_api.py", "schemathesis", {"": ["--ctx", "2048", "--request-timeout", "20"]}, seconds=3600),
     "llm_comply": Script("llm_comply.py", "compliance", {"": ["--require-model"]}),
     "monitoring": Script("monitoring.py"),
-    "overhead": Script("overhead.py", None, {"": ["--speculation", "off"]}, seconds=1800),
+    "overhead": Script("overhead.py", None, {}, seconds=1800),
 }
 
 

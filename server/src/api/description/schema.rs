@@ -17,7 +17,9 @@ pub(super) fn empty(about: &str) -> Value {
 
 /// A text that is JSON of this schema.
 pub(super) fn text_of_json(schema: Value) -> Value {
-    json!({ "type": "string", "contentMediaType": super::JSON, "contentSchema": schema })
+    let mut text = json!({ "type": "string", "contentMediaType": super::JSON });
+    text["contentSchema"] = schema;
+    text
 }
 
 /// True or false.
