@@ -34,8 +34,8 @@ pub(crate) async fn embed(
     let engine = served.model.engine.clone();
     let prompt_tokens = inputs.iter().map(Vec::len).sum();
     let cost = Cost::current();
+    let _computing = Computing::begin().await;
     cost.submit(&served.model.id);
-    let _computing = Computing::begin();
     let waiting = inputs.into_iter().enumerate().collect();
     let mut window = Window { engine, asked, time_limit, waiting, running: Vec::new(), is_over: false };
     let outcome = window.work(&mut vectors).await;

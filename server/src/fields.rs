@@ -243,11 +243,12 @@ pub(crate) fn integer_of(value: &Value) -> Option<i64> {
     })
 }
 
-/// The one value of a parameter that has two names; 400 where a request gives it a value under each.
+/// The one value of a parameter that has two names, each taken by `take`; 400 where a request gives it another value under each.
 pub(crate) fn either<T: PartialEq + Display>(
-    (name, value): (&str, Option<T>),
-    (other_name, other): (&str, Option<T>),
+    [name, other_name]: [&str; 2],
+    mut take: impl FnMut(&str) -> Result<Option<T>, ApiError>,
 ) -> Result<Option<T>, ApiError> {
+    let (value, other) = (take(name)?, take(other_name)?);
     if let (Some(value), Some(other)) = (&value, &other)
         && value != other
     {

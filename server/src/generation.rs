@@ -225,6 +225,7 @@ impl Generation {
         if prompts.iter().any(Vec::is_empty) {
             return Err(ApiError::from_submit(SubmitError::EmptyPrompt, prompt_param));
         }
+        let computing = Computing::begin().await;
         let mut generation = Self {
             engine,
             prompt_param,
@@ -260,11 +261,9 @@ impl Generation {
             span: tracing::Span::current(),
             cost: Cost::current(),
             _active: active,
-            _computing: Computing::begin(),
+            _computing: computing,
         };
         generation.cost.submit(&served.model.id);
-        // Who has left by now is seen to have left, and nothing is computed for it.
-        tokio::task::yield_now().await;
         generation.submit_waiting()?;
         Ok(generation)
     }

@@ -92,11 +92,8 @@ impl Parameters {
         let newer = fields.integer("max_completion_tokens", 1..=i64::MAX)?;
         let older = fields.integer("max_tokens", 1..=i64::MAX)?;
         let count = |n: i64| usize::try_from(n).unwrap_or(usize::MAX);
-        let [vllms, llama_cpps] = ["repetition_penalty", "repeat_penalty"];
-        let repetition_penalty = either(
-            (vllms, number(fields, vllms, 0.01, 100.0)?),
-            (llama_cpps, number(fields, llama_cpps, 0.01, 100.0)?),
-        )?;
+        let repetition_penalty =
+            either(["repetition_penalty", "repeat_penalty"], |name| number(fields, name, 0.01, 100.0))?;
         let details = Details::take(fields)?;
         let biases = logit_bias(fields, served)?;
         let mut bad_words = bad_words(fields, &served.model.tokenizer)?;

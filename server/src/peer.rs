@@ -60,14 +60,16 @@ struct Shared {
 pub(crate) struct Computing(Option<Arc<Shared>>);
 
 impl Computing {
-    /// From now on.
-    pub(crate) fn begin() -> Self {
+    /// From now on; who has left by now is seen to have left, and this does not return.
+    pub(crate) async fn begin() -> Self {
         let shared = CONNECTION.try_with(Arc::clone).ok();
         if let Some(shared) = &shared {
             shared.computing.fetch_add(1, Ordering::Relaxed);
             shared.begun.notify_one();
         }
-        Self(shared)
+        let computing = Self(shared);
+        tokio::task::yield_now().await;
+        computing
     }
 }
 
@@ -218,6 +220,14 @@ mod tests {
         (stream, watch, far)
     }
 
+    /// A pair whose far end has sent these bytes and sends no more.
+    async fn pair_after(bytes: &[u8]) -> (PeerStream, PeerWatch, UnixStream) {
+        let (stream, watch, mut far) = pair();
+        far.write_all(bytes).await.expect("it takes bytes");
+        far.shutdown().await.expect("it ends");
+        (stream, watch, far)
+    }
+
     async fn read(stream: &mut PeerStream, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         tokio::time::timeout(LONG, stream.read_exact(&mut bytes)).await.expect("bytes in time").expect("bytes");
@@ -249,9 +259,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_has_said_all_is_there_while_it_is_read() {
-        let (mut stream, watch, mut far) = pair();
-        far.write_all(&[7; 100]).await.expect("it takes bytes");
-        far.shutdown().await.expect("it ends");
+        let (mut stream, watch, _far) = pair_after(&[7; 100]).await;
         let left = tokio::spawn(async move {
             watch.left().await;
             Instant::now()
@@ -268,23 +276,20 @@ mod tests {
 
     #[tokio::test]
     async fn who_has_said_all_is_gone_as_soon_as_a_model_computes() {
-        let (mut stream, watch, mut far) = pair();
-        far.write_all(&[7; 10_000]).await.expect("it takes bytes");
-        far.shutdown().await.expect("it ends");
+        let (mut stream, watch, _far) = pair_after(&[7; 10_000]).await;
         let reading = tokio::spawn(async move {
             for _ in 0..10_000 {
                 read(&mut stream, 1).await;
                 tokio::time::sleep(PATIENCE / 5).await;
             }
         });
-        let begin = watch.scope(async {
+        let serving = watch.scope(async {
             tokio::time::sleep(PATIENCE).await;
-            let computing = Computing::begin();
+            let _computing = Computing::begin().await;
             std::future::pending::<()>().await;
-            drop(computing);
         });
         tokio::select! {
-            () = begin => {}
+            () = serving => unreachable!("it computes for ever"),
             () = watch.left() => {}
             _ = reading => panic!("a client was there while it was computed for"),
         }
@@ -292,10 +297,8 @@ mod tests {
 
     #[tokio::test]
     async fn what_was_computed_before_is_no_computing() {
-        let (mut stream, watch, mut far) = pair();
-        watch.scope(async { drop(Computing::begin()) }).await;
-        far.write_all(&[7; 20]).await.expect("it takes bytes");
-        far.shutdown().await.expect("it ends");
+        let (mut stream, watch, _far) = pair_after(&[7; 20]).await;
+        watch.scope(async { drop(Computing::begin().await) }).await;
         let left = tokio::spawn(async move { watch.left().await });
         for _ in 0..20 {
             read(&mut stream, 1).await;

@@ -32,9 +32,6 @@ pub(crate) const HEADERS: [(HeaderName, HeaderValue); 3] = [
 ];
 
 /// An event with this data, which is JSON or `[DONE]`.
-///
-/// Clients that split lines as Unicode does, such as Python's `splitlines`, would cut the data at U+0085, U+2028 and U+2029, which
-/// JSON leaves as they are; so these are escaped. What JSON does not escape otherwise stands in strings only.
 pub(crate) fn event(data: &str) -> Bytes {
     Bytes::from(format!("data: {}\n\n", one_line(data)))
 }
@@ -44,7 +41,11 @@ pub(crate) fn named_event(name: &str, data: &Value) -> Bytes {
     Bytes::from(format!("event: {name}\ndata: {}\n\n", one_line(&data.to_string())))
 }
 
-fn one_line(json: &str) -> Cow<'_, str> {
+/// JSON that nobody takes for several lines.
+///
+/// Clients that split lines as Unicode does, such as Python's `splitlines`, would cut it at U+0085, U+2028 and U+2029, which JSON
+/// leaves as they are, in strings only; so these are escaped.
+pub(crate) fn one_line(json: &str) -> Cow<'_, str> {
     const ENDS_OF_LINES: [(char, &str); 3] = [('\u{85}', "\\u0085"), ('\u{2028}', "\\u2028"), ('\u{2029}', "\\u2029")];
     let mut line = Cow::Borrowed(json);
     for (end, escape) in ENDS_OF_LINES {

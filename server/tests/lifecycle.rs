@@ -52,6 +52,27 @@ async fn health_is_ok_when_ready_and_says_why_when_failed() {
 }
 
 #[tokio::test]
+async fn nothing_is_computed_for_who_sends_no_more() {
+    let (state, engine) = state_with(babbling(), EngineConfig::default(), Timeouts::default());
+    let server = Running::start(&state).await;
+    let asked = raw_post(COMPLETIONS, &json!({ "prompt": "Once", "max_tokens": 2 }));
+    let health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec();
+    let kept_open = String::from_utf8(asked.clone()).unwrap().replace("Connection: close\r\n", "").into_bytes();
+    // What is sent behind a request keeps the connection from being read to its end; the last is given up where that is read.
+    for (first, num_answers) in [(kept_open, 0), (health.clone(), 2)] {
+        let mut stream = server.connect().await;
+        stream.write_all(&[first, health.clone(), health.clone()].concat()).await.unwrap();
+        stream.shutdown().await.unwrap();
+        let answer = read_all(&mut stream).await;
+        assert_eq!(answer.matches("HTTP/1.1 200 ").count(), num_answers, "{answer}");
+    }
+    assert_eq!(engine.status().prompt_tokens, 0);
+    // Who waits for an answer gets it.
+    assert!(exchange(&mut server.connect().await, &asked).await.starts_with("HTTP/1.1 200 "));
+    assert!(engine.status().prompt_tokens > 0);
+}
+
+#[tokio::test]
 async fn a_full_queue_is_429_with_retry_after() {
     let config = EngineConfig { max_batch: 1, max_queued: 1, ..EngineConfig::default() };
     let (runner, gate) = babbling().with_gate();

@@ -202,6 +202,14 @@ async fn a_context_is_what_a_prompt_follows() {
 }
 
 #[tokio::test]
+async fn text_that_some_take_for_several_lines_stays_on_one() {
+    let text = "a\u{85}b\u{2028}c\u{2029}d";
+    let state = serve(StubRunner::scripted(roomy(), vec![(tokens_of("Once"), bytes_of(text))], end_token()));
+    let body = json!({ "prompt": "Once", "raw": true, "stream": false });
+    assert_eq!(both_ways(&state, GENERATE, body).await["response"], text);
+}
+
+#[tokio::test]
 async fn a_model_without_a_template_continues_prompts() {
     let runner = || StubRunner::scripted(roomy(), vec![(tokens_of("Once"), bytes_of("yes"))], end_token());
     let (state, _engine) = serve_with(runner(), None);

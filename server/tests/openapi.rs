@@ -231,27 +231,26 @@ fn check(value: &Value, validator: &jsonschema::Validator, what: &str) {
 }
 
 /// Each event fits the schema, and what its data says fits the schema of that, which validators take for a remark.
-fn check_events(body: &str, schema: &Value, document: &Value, what: &str) {
+fn check_events(answer: &Answer, schema: &Value, document: &Value, what: &str) {
     let event = validator(schema, document);
     let data = &schema["properties"]["data"];
     let forms = data["anyOf"].as_array().map_or(std::slice::from_ref(data), Vec::as_slice);
     let form = forms.iter().find(|form| form["contentMediaType"] == "application/json").expect("data is JSON");
     let content = validator(&form["contentSchema"], document);
-    let ends = forms.iter().any(|form| form["const"] == "[DONE]");
-    let mut frames = body.split("\n\n").filter(|frame| !frame.is_empty() && !frame.starts_with(':')).peekable();
-    while let Some(frame) = frames.next() {
-        let fields: serde_json::Map<String, Value> = frame
-            .lines()
-            .filter_map(|line| line.split_once(": "))
-            .map(|(name, value)| (name.to_owned(), value.into()))
-            .collect();
-        let text = fields["data"].as_str().unwrap().to_owned();
-        check(&Value::Object(fields), &event, what);
-        if frames.peek().is_none() {
-            assert_eq!(text == "[DONE]", ends, "{what} ends with {text}");
+    if schema["properties"]["event"].is_object() {
+        for said in answer.events() {
+            check(&json!({ "event": said["type"], "data": said.to_string() }), &event, what);
+            check(&said, &content, what);
         }
-        if text != "[DONE]" {
-            check(&serde_json::from_str(&text).unwrap(), &content, what);
+        return;
+    }
+    let frames = answer.frames();
+    let ends = forms.iter().any(|form| form["const"] == "[DONE]");
+    assert_eq!(frames.last().is_some_and(|frame| frame == "[DONE]"), ends, "{what}");
+    for frame in &frames {
+        check(&json!({ "data": frame }), &event, what);
+        if frame != "[DONE]" {
+            check(&serde_json::from_str(frame).unwrap(), &content, what);
         }
     }
 }
@@ -298,7 +297,7 @@ async fn every_answer_has_the_form_that_is_described() {
                 "application/x-ndjson" => {
                     answer.lines().iter().for_each(|line| check(line, &validator, &what));
                 }
-                "text/event-stream" => check_events(&answer.body, schema, &document, &what),
+                "text/event-stream" => check_events(&answer, schema, &document, &what),
                 _ => assert!(!answer.body.is_empty()),
             }
         }

@@ -64,16 +64,18 @@ def of_the_bench(args):
 @check("overhead.one_stream", seconds=1700)
 def _(args):
     ratios, numbers = [], itertools.count()
+    logs = pathlib.Path(args.work) / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
     for number in range(1, args.rounds + 1):
-        log = pathlib.Path(args.work) / "logs" / f"overhead-{number}.server.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with TaperServer(args.taper, args.model, free_port(port_list(args.ports)), log, ["--speculation", "off"]) as server:
+        log, port = logs / f"overhead-{number}.server.log", free_port(port_list(args.ports))
+        with TaperServer(args.taper, args.model, port, log, ["--speculation", "off"]) as server:
             server.wait_until_ready()
             over_http(server.url, next(numbers))
             before = [over_http(server.url, next(numbers)) for _ in range(STREAMS)]
             alone = of_the_bench(args)
             served = statistics.median(before + [over_http(server.url, next(numbers)) for _ in range(STREAMS)])
             equal(server.stop(), 0, "the server's exit status")
+            equal(server.log_errors(), [], "errors in the server's log")
         ratios.append(served / alone)
         print(f"note round {number}: {served:.1f} tokens/s over HTTP, {alone:.1f} in the bench, ratio {ratios[-1]:.3f}", flush=True)
     ratio = statistics.median(ratios)

@@ -1,8 +1,8 @@
 """What schemathesis_api.py has Schemathesis do to each request: ask for the model that is there, and not for a long answer.
 
 A name of a model that was made up is 404 whatever else the request holds, so that nothing else of it would be tried. One in
-sixteen keeps its name. One in four of those that ask for no stream asks for one,
-whose events are described as well.
+sixteen keeps its name. One in four of those that ask for no stream asks for one, whose events are described as
+well.
 """
 import os
 import zlib

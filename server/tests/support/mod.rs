@@ -213,6 +213,7 @@ impl Answer {
         assert_eq!(self.status, 200, "{}", self.body);
         assert_eq!(self.headers["content-type"], "application/x-ndjson");
         let lines = self.body.strip_suffix('\n').expect("every line ends");
+        assert!(!lines.contains(&ENDS_OF_LINES[1..]), "{lines:?}");
         lines.split('\n').map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line:?}"))).collect()
     }
 

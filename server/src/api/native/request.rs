@@ -153,16 +153,10 @@ struct Own {
 
 impl Own {
     fn take(fields: &mut Fields) -> Result<Own, ApiError> {
-        let num_probs = either(
-            ("n_probs", fields.integer("n_probs", 0..=i64::from(MAX_LOGPROBS))?),
-            ("logprobs", fields.integer("logprobs", 0..=i64::from(MAX_LOGPROBS))?),
-        )?;
+        let num_probs = either(["n_probs", "logprobs"], |name| fields.integer(name, 0..=i64::from(MAX_LOGPROBS)))?;
         Ok(Own {
             n_predict: fields.integer("n_predict", -2..=i64::MAX)?,
-            n_cmpl: either(
-                ("n_cmpl", fields.integer("n_cmpl", 1..=MAX_CHOICES as i64)?),
-                ("n", fields.integer("n", 1..=MAX_CHOICES as i64)?),
-            )?,
+            n_cmpl: either(["n_cmpl", "n"], |name| fields.integer(name, 1..=MAX_CHOICES as i64))?,
             num_probs: num_probs.filter(|num| *num > 0).map(|num| num as u32),
             return_tokens: fields.boolean("return_tokens")?.unwrap_or(false),
             // Less than 0 is greedy too.

@@ -13,6 +13,7 @@ use super::time::{nanoseconds, now};
 use crate::chat::{ChatPart, ChatPiece, End, Ending, Events, Protocol};
 use crate::errors::ApiError;
 use crate::generation::Totals;
+use crate::sse;
 use crate::token_json::{Details, TokenWriter};
 
 /// Which endpoint answers.
@@ -183,7 +184,7 @@ impl Protocol for Answer {
     const MEDIA_TYPE: &'static str = "application/x-ndjson";
 
     fn frame(event: &Value) -> Bytes {
-        Bytes::from(format!("{event}\n"))
+        Bytes::from(format!("{}\n", sse::one_line(&event.to_string())))
     }
 
     fn begin(&mut self, _events: &mut Events) {}

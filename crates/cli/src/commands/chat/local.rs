@@ -71,12 +71,11 @@ impl Talker for Local {
         said.finish(show)?;
         let after = loaded.engine.status();
         let timings = answer.usage.map(|usage| usage.timings);
-        // An answer that was stopped has no usage; the engine's own counts moved for nobody else.
-        let cached_tokens = (after.cached_tokens - before.cached_tokens) as usize;
+        // The engine's own counts, which moved for nobody else: an answer that was stopped has no usage.
         let cost = Cost {
             tokens: answer.tokens.len(),
             prompt_tokens: Some(num_prompt_tokens),
-            cached_tokens: Some(answer.usage.map_or(cached_tokens, |usage| usage.cached_tokens)),
+            cached_tokens: Some((after.cached_tokens - before.cached_tokens) as usize),
             first_token_s: timings.map(|timings| timings.queue_s + timings.prefill_s),
             decode_s: timings.map(|timings| timings.decode_s),
             right_guesses: Some((after.right_guesses - before.right_guesses) as usize),
