@@ -525,6 +525,9 @@ pub trait Backend: Send + Sync + 'static {
     fn embed(&self, table: &Self::Matrix, tokens: &[u32], out: &mut Self::Buffer);
     /// `out = x * weight / sqrt(mean(x^2) + eps)`, per row.
     fn rms_norm(&self, rows: usize, x: &Self::Buffer, weight: &Self::Vector, eps: f32, out: &mut Self::Buffer);
+    /// A hint: the calling thread asks for operations from now on, and may be given a processor to itself. It is said again before
+    /// each step, so that the processors can be given out anew when another thread does, or does no more.
+    fn settle(&self) {}
     /// A hint: the product after the next one is with this matrix, and whatever waits for work may fetch it. It decides no bit.
     fn soon(&self, _matrix: &Self::Matrix) {}
     /// `out = x * matrix^T (+ bias)`; `x` is `[rows, K]`, `out` `[rows, N]`, N the sum over the parts.

@@ -302,6 +302,11 @@ impl<B: Backend> Llama<B> {
         self.backend.recomputed(&self.cache).iter().sum()
     }
 
+    /// The calling thread runs the steps from now on, see [`Backend::settle`].
+    pub fn settle(&self) {
+        self.backend.settle();
+    }
+
     /// Runs one step: stores the keys and values of every token, and computes the logits that the slices ask for.
     ///
     /// # Panics

@@ -10,6 +10,8 @@ use crate::{Case, Error, Measurement, Record, Summary, params};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde_json::{Map, Value};
+use std::panic::resume_unwind;
+use std::thread;
 use std::time::{Duration, Instant};
 use taper_kernels::{AttentionScheme, BLOCK_SIZE, Backend, KvDtype};
 use taper_models::{Llama, LoadOptions, LogitRows, ModelSoftmax, SequenceSlice};
@@ -110,12 +112,17 @@ impl<'m, B: Backend> ModelCase<'m, B> {
     /// # Errors
     /// What the model's forward pass says.
     pub fn sample(&mut self) -> Result<f64, Error> {
-        let (start, mut tokens) = (Instant::now(), 0);
-        while tokens == 0 || start.elapsed() < MIN_SAMPLE {
-            self.run_once()?;
-            tokens += self.tokens_per_run();
-        }
-        Ok(tokens as f64 / start.elapsed().as_secs_f64())
+        let mut sample = || {
+            // What is measured between samples is another thread's.
+            self.model.settle();
+            let (start, mut tokens) = (Instant::now(), 0);
+            while tokens == 0 || start.elapsed() < MIN_SAMPLE {
+                self.run_once()?;
+                tokens += self.tokens_per_run();
+            }
+            Ok(tokens as f64 / start.elapsed().as_secs_f64())
+        };
+        thread::scope(|scope| scope.spawn(&mut sample).join()).unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// The row of these samples; `about` is put before what the case says of itself.

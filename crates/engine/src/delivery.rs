@@ -28,12 +28,20 @@ const LEAST_WAIT: Duration = Duration::from_micros(50);
 const SPINS: u32 = 50;
 
 /// What is under way from the engine thread to the streams.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Delivery {
     /// Round (32 bits, never 0) | streams that have not passed on what they were sent in it.
     word: AtomicU64,
     engine: OnceLock<Thread>,
-    has_one_core: OnceLock<bool>,
+    has_one_core: bool,
+}
+
+impl Default for Delivery {
+    fn default() -> Self {
+        // Asked here, for the engine thread may have one processor of several.
+        let has_one_core = std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1);
+        Delivery { word: AtomicU64::default(), engine: OnceLock::new(), has_one_core }
+    }
 }
 
 impl Delivery {
@@ -60,16 +68,12 @@ impl Delivery {
             if left.is_zero() {
                 break;
             }
-            if self.has_one_core() {
+            if self.has_one_core {
                 std::thread::park_timeout(left);
             } else {
                 (0..SPINS).for_each(|_| std::hint::spin_loop());
             }
         }
-    }
-
-    fn has_one_core(&self) -> bool {
-        *self.has_one_core.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1))
     }
 
     fn round(&self) -> u32 {

@@ -99,6 +99,8 @@ impl MaskWorker {
         let (jobs, inbox) = channel::<Job<Work>>();
         let (outbox, done) = channel();
         let work = move || {
+            // The engine thread, which starts this one, may have a processor to itself.
+            taper_models::processors::use_all();
             let mut waiting = Vec::new();
             while let Some(job) = next(&inbox, &mut waiting) {
                 let begin = processor_time();

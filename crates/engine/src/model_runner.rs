@@ -87,6 +87,10 @@ impl<B: Backend> Runner for ModelRunner<B> {
         self.0.identity()
     }
 
+    fn settle(&mut self) {
+        self.0.settle();
+    }
+
     fn recomputed_rows(&self) -> u64 {
         self.0.recomputed_rows()
     }

@@ -186,6 +186,9 @@ pub trait Runner: Send {
     /// use each other's blocks.
     fn identity(&self) -> String;
 
+    /// The calling thread calls everything else, too; called before each step, and cheap.
+    fn settle(&mut self) {}
+
     /// (row, head) pairs of attention that were computed a second time since the start, because the fixed reference of their
     /// softmax did not fit.
     fn recomputed_rows(&self) -> u64 {

@@ -8,6 +8,7 @@
 //!
 //! Linux says all this in text files. Where they are missing or make no sense every processor is taken for a core.
 
+use super::processors;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
@@ -47,8 +48,10 @@ pub struct Cores {
 }
 
 impl Cores {
-    /// Of this machine and the calling thread.
+    /// Of this machine and this process.
     pub fn of_this_machine() -> Cores {
+        // What the system offers is what it offers the calling thread.
+        processors::use_all();
         Cores::under(Path::new("/"), thread::available_parallelism().map_or(1, NonZero::get))
     }
 

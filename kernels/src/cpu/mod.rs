@@ -13,6 +13,7 @@ mod kv_cache;
 mod norm;
 mod operations;
 pub mod pool;
+pub mod processors;
 mod read;
 mod rope;
 pub(crate) mod rows;
@@ -257,6 +258,10 @@ impl Backend for Cpu {
 
     fn logits(&self, rows: usize, x: &Buffer, head: &PackedMatrix, out: &mut Buffer) {
         self.product(Activations::Full, rows, x, head, None, out);
+    }
+
+    fn settle(&self) {
+        self.pool().settle();
     }
 
     fn soon(&self, matrix: &PackedMatrix) {

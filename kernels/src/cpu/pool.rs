@@ -4,6 +4,7 @@
 mod long_slices;
 mod ranges;
 mod read_ahead;
+mod seat;
 mod shared;
 
 use ranges::Rest;

@@ -15,6 +15,7 @@ use models::Prepared;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use taper_kernels::cpu::processors;
 use taper_server::{ServerState, Socket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
@@ -25,8 +26,10 @@ pub(crate) fn run(args: Box<ServeArgs>) -> Result<()> {
         output::status(&format!("nothing reads the variable {name}; the nearest is {nearest}"));
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        // Handlers only pass events on; the cores belong to the kernels.
-        .worker_threads(2)
+        // Handlers only pass events on; the cores belong to the kernels. Of two threads one wakes up the other for nothing with
+        // each token, and who serves clients keeps off one core: with a second core for them, there are two.
+        .worker_threads((processors::count() - 1).clamp(1, 2))
+        .on_thread_start(processors::leave_first)
         .enable_all()
         .build()
         .context("cannot start the runtime")?;

@@ -151,6 +151,7 @@ impl Worker {
             self.note_preempted(&step);
             self.cut_exhausted(&step);
             if !step.entries.is_empty() {
+                self.runner.settle();
                 self.run_step(&step);
             }
             self.publish();

@@ -2,8 +2,8 @@
 //!
 //! One word holds `generation | next chunk | number of chunks`. Whoever wants a chunk raises `next` by compare-and-swap, so
 //! a slow worker costs nothing: the others take its share, and the caller never waits for a thread that has claimed nothing.
-//! Idle threads spin for a moment (a token is hundreds of loops, microseconds apart) and then park; nothing is pinned and
-//! nothing yields, both of which collapse on a busy machine.
+//! Idle threads spin for a moment (a token is hundreds of loops, microseconds apart) and then park; nothing yields, which
+//! collapses on a busy machine. Which processors they have says `processors.rs`.
 //!
 //! Why a worker can never call the closure of a loop that is over: it reads the closure only after its swap succeeded, a
 //! swap succeeds only on the present value of the word, that value had an unclaimed chunk, and the loop that owns the chunk
@@ -48,6 +48,8 @@ pub(super) struct Shared {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     panicked: AtomicBool,
     shutdown: AtomicBool,
+    /// Threads that have settled with the pool.
+    pub(super) callers: AtomicUsize,
     /// For each worker: parked, or about to park.
     parked: Vec<Padded<AtomicBool>>,
     /// For each thread, the caller first.
@@ -82,6 +84,7 @@ impl Shared {
             panic: Mutex::new(None),
             panicked: AtomicBool::new(false),
             shutdown: AtomicBool::new(false),
+            callers: AtomicUsize::new(0),
             parked: (0..num_workers).map(|_| Padded(AtomicBool::new(false))).collect(),
             read_ahead: (0..=num_workers).map(|_| Padded(<[ReadAhead; 2]>::default())).collect(),
         }

@@ -15,6 +15,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use taper_engine::EngineConfig;
 use taper_hub::{ModelName, Progress, ResolvedModel};
 use taper_kernels::Backend;
+use taper_kernels::cpu::processors;
 use taper_kernels::cuda::NUMERICS_CLASS_BY_ROWS;
 use taper_models::{ModelConfig, available_bytes};
 use taper_server::{DeclaredModel, LoadedModel, ModelLimits, ModelLoader, ServedModel, ServerFacts, Tell};
@@ -184,6 +185,8 @@ pub(super) struct Loader {
 
 impl ModelLoader for Loader {
     fn load(&self, index: usize, tell: Tell) -> Result<LoadedModel, String> {
+        // Who asks serves clients, and may keep off a processor; the engine is to have all.
+        processors::use_all();
         self.load_model(index, &Bars::with_listener(tell)).map_err(|error| format!("{error:#}"))
     }
 }
