@@ -11,6 +11,18 @@ pub struct Largest {
     pub has_nan: bool,
 }
 
+impl Largest {
+    /// What is found in a row whose first `place` numbers are what this was found in, and whose others what `next` was.
+    pub(crate) fn then(self, place: usize, next: Largest) -> Largest {
+        let has_nan = self.has_nan || next.has_nan;
+        if next.value > self.value {
+            Largest { index: place + next.index, has_nan, ..next }
+        } else {
+            Largest { has_nan, ..self }
+        }
+    }
+}
+
 /// The largest number of a row.
 pub fn largest(row: &[f32]) -> Largest {
     // The place is looked for in one block only, which is in the cache by then.
@@ -57,6 +69,22 @@ mod tests {
                 assert_eq!(largest(&row), Largest { index: place, value: 2.0, has_nan: false }, "{len}");
             }
         }
+    }
+
+    #[test]
+    fn a_row_in_parts_has_the_same_as_the_whole() {
+        let mut row: Vec<f32> = (0..50).map(|i| (i * 7 % 13) as f32).collect();
+        for has_nan in [false, true] {
+            if has_nan {
+                row[40] = f32::NAN;
+            }
+            for place in 0..=row.len() {
+                let parts = largest(&row[..place]).then(place, largest(&row[place..]));
+                assert_eq!(parts, largest(&row), "{place}");
+            }
+        }
+        let lowest = [f32::NEG_INFINITY; 4];
+        assert_eq!(largest(&lowest[..2]).then(2, largest(&lowest[2..])), largest(&lowest));
     }
 
     #[test]

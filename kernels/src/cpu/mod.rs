@@ -29,8 +29,8 @@ pub use read::read;
 
 use crate::reference::angles_row;
 use crate::{
-    AttentionParams, Backend, BackendInfo, Draw, Error, HeadLayout, KvLayout, Largest, MatrixData, Rope,
-    ScoreStatistics, StepTables, WeightType, largest,
+    AttentionParams, Backend, BackendInfo, Draw, Error, HeadLayout, KvLayout, MatrixData, Rope, ScoreStatistics,
+    StepTables, WeightType, largest,
 };
 use attention::AttentionScratch;
 use cores::Cores;
@@ -218,18 +218,23 @@ impl Backend for Cpu {
         if draws.iter().any(|(_, draw)| draw.temperature != 0.0) {
             return false;
         }
-        tokens.clear();
-        tokens.resize(draws.len(), None);
-        let (places, cols) = (Disjoint::new(tokens), logits.cols());
-        self.pool().run(draws.len(), |place| {
-            let row = draws[place].0;
-            let Largest { index, value, has_nan } = largest(&logits.rows(row + 1)[row * cols..]);
-            if value.is_finite() && !has_nan {
-                // SAFETY: each place is that of one call.
-                let token = unsafe { &mut places.part(place..place + 1)[0] };
-                *token = Some(index as u32);
-            }
+        // A row has just been written by all threads: parts of it lie in each one's cache.
+        let (parts, cols) = (self.pool().threads(), logits.cols());
+        let len = cols.div_ceil(parts);
+        let mut found = vec![largest(&[]); draws.len() * parts];
+        let places = Disjoint::new(&mut found);
+        self.pool().run(draws.len() * parts, |place| {
+            let (row, part) = (draws[place / parts].0, place % parts);
+            let row = &logits.rows(row + 1)[row * cols..];
+            // SAFETY: each place is that of one call.
+            let found = unsafe { &mut places.part(place..place + 1)[0] };
+            *found = largest(&row[(part * len).min(cols)..((part + 1) * len).min(cols)]);
         });
+        tokens.clear();
+        tokens.extend(found.chunks_exact(parts).map(|parts| {
+            let whole = parts.iter().enumerate().fold(largest(&[]), |all, (part, &next)| all.then(part * len, next));
+            (whole.value.is_finite() && !whole.has_nan).then_some(whole.index as u32)
+        }));
         true
     }
 
