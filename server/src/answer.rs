@@ -11,6 +11,7 @@ use taper_engine::{Miss, TokenLogprobs};
 
 use crate::errors::ApiError;
 use crate::generation::{Output, Progress, Totals};
+use crate::open_object::OpenObject;
 use crate::parameters::Parameters;
 use crate::reply;
 use crate::sse;
@@ -109,21 +110,16 @@ impl Envelope {
         }
     }
 
-    /// A body or chunk with these choices.
-    pub(crate) fn wrap(&self, object: &str, choices: Vec<Value>) -> Value {
-        let mut body = self.fields(object);
-        body["choices"] = Value::Array(choices);
-        body
-    }
-
-    fn fields(&self, object: &str) -> Value {
-        json!({
+    /// What a body or a chunk begins with.
+    pub(crate) fn open(&self, object: &str) -> OpenObject {
+        let fields = json!({
             "id": self.id,
             "object": object,
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
-        })
+        });
+        OpenObject::of(&fields)
     }
 }
 
@@ -247,25 +243,17 @@ struct Whole<S: Shape> {
 impl<S: Shape> Whole<S> {
     /// Its text. One choice after another, because as a value it takes up to twenty times the memory.
     fn write(mut self) -> String {
-        let mut text = self.envelope.fields(S::OBJECT).to_string();
-        // Its closing brace; the rest follows.
-        text.pop();
-        text.push_str(",\"choices\":[");
-        for (place, (reason, piece)) in self.choices.iter().enumerate() {
-            if place > 0 {
-                text.push(',');
-            }
-            text.push_str(&self.shape.whole(place, *reason, piece).to_string());
-        }
-        text.push(']');
+        let mut body = self.envelope.open(S::OBJECT);
+        let choices = self.choices.iter().enumerate();
+        body.add_array("choices", choices.map(|(place, (reason, piece))| self.shape.whole(place, *reason, piece)));
         let mut rest = json!({});
         self.shape.complete(&mut rest);
         rest["usage"] = usage(&self.totals);
         if let Some(timings) = self.timings {
             rest["timings"] = timings;
         }
-        text.push_str(&rest.to_string().replacen('{', ",", 1));
-        text
+        body.add_all(&rest);
+        body.close()
     }
 }
 

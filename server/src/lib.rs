@@ -34,6 +34,7 @@ mod io_timeout;
 mod middleware;
 mod mixed_prompt;
 mod models;
+mod open_object;
 mod parameters;
 mod peer;
 mod predict_limit;

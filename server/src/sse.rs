@@ -15,12 +15,13 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use futures_core::Stream;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::{Instant, Sleep};
 
 use crate::answer::{AnswerPiece, Envelope, Next, Shape, Source, prompt_progress, timings_of, usage, usage_so_far};
 use crate::errors::ApiError;
 use crate::generation::{Output, Totals};
+use crate::open_object::OpenObject;
 use crate::parameters::Parameters;
 
 /// The headers of every stream.
@@ -71,7 +72,7 @@ pub(crate) async fn respond<S: Shape>(
     };
     let mut frames = Frames {
         shape,
-        envelope,
+        opened: envelope.open(S::CHUNK_OBJECT),
         is_first: true,
         unopened: (0..generation.num_choices()).collect(),
         unfinished: generation.num_choices(),
@@ -99,7 +100,8 @@ pub(crate) async fn respond<S: Shape>(
 /// The frames of one answer. Owns the generation, so dropping the body cancels it.
 struct Frames<S: Shape> {
     shape: S,
-    envelope: Envelope,
+    /// What each chunk begins with.
+    opened: OpenObject,
     generation: S::Source,
     include_usage: bool,
     /// Whether every chunk tells of the usage so far.
@@ -114,7 +116,7 @@ struct Frames<S: Shape> {
     unfinished: usize,
     ready: VecDeque<Bytes>,
     /// The last choice's last chunk, which waits for the timings that it carries.
-    held: Option<Value>,
+    held: Option<OpenObject>,
     interval: Duration,
     keep_alive: Pin<Box<Sleep>>,
     ended: bool,
@@ -126,7 +128,7 @@ impl<S: Shape> Frames<S> {
             if self.unopened.remove(&choice)
                 && let Some(opening) = self.shape.opening(choice)
             {
-                self.chunk(vec![opening]);
+                self.chunk(opening);
             }
         }
     }
@@ -138,10 +140,11 @@ impl<S: Shape> Frames<S> {
                 self.open(self.generation.choices_of(prompt));
             }
             Ok(Output::Progress { prompt, progress }) => {
-                let mut chunk = self.make(Vec::new());
-                chunk["prompt_progress"] = prompt_progress(&progress);
-                chunk["prompt_progress"]["prompt"] = prompt.into();
-                self.frame(&chunk.to_string());
+                let mut progress = prompt_progress(&progress);
+                progress["prompt"] = prompt.into();
+                let mut chunk = self.make([]);
+                chunk.add("prompt_progress", &progress);
+                self.frame(&chunk.close());
             }
             Ok(Output::Text { choice, piece }) => {
                 self.open(choice..choice + 1);
@@ -156,18 +159,18 @@ impl<S: Shape> Frames<S> {
                     self.delta(choice, &std::mem::take(&mut piece));
                 }
                 let ending = self.shape.ending(choice, reason, &piece);
-                let ending = self.make(vec![ending]);
+                let ending = self.make([ending]);
                 self.unfinished = self.unfinished.saturating_sub(1);
                 if self.unfinished == 0 {
                     self.held = Some(ending);
                 } else {
-                    self.frame(&ending.to_string());
+                    self.frame(&ending.close());
                 }
             }
             Ok(Output::Totals(totals)) => self.finish(&totals),
             Err(error) => {
                 if let Some(held) = self.held.take() {
-                    self.frame(&held.to_string());
+                    self.frame(&held.close());
                 }
                 self.frame(&error.to_json().to_string());
                 self.ended = true;
@@ -179,17 +182,18 @@ impl<S: Shape> Frames<S> {
         let timings = timings_of(&self.generation, totals, self.timings);
         if let Some(mut held) = self.held.take() {
             if let Some(timings) = &timings {
-                held["timings"] = timings.clone();
+                held.add("timings", timings);
             }
-            self.frame(&held.to_string());
+            self.frame(&held.close());
         }
         if self.include_usage {
-            let mut chunk = self.envelope.wrap(S::CHUNK_OBJECT, Vec::new());
-            chunk["usage"] = usage(totals);
+            let mut chunk = self.opened.clone();
+            chunk.add_array("choices", []);
+            chunk.add("usage", &usage(totals));
             if let Some(timings) = timings {
-                chunk["timings"] = timings;
+                chunk.add("timings", &timings);
             }
-            self.frame(&chunk.to_string());
+            self.frame(&chunk.close());
         }
         self.frame("[DONE]");
         self.ended = true;
@@ -197,27 +201,30 @@ impl<S: Shape> Frames<S> {
 
     fn delta(&mut self, choice: usize, piece: &<S::Source as Source>::Piece) {
         for delta in self.shape.deltas(choice, piece) {
-            self.chunk(vec![delta]);
+            self.chunk(delta);
         }
     }
 
-    fn make(&mut self, choices: Vec<Value>) -> Value {
-        let mut chunk = self.envelope.wrap(S::CHUNK_OBJECT, choices);
+    fn make(&mut self, choices: impl IntoIterator<Item = Value>) -> OpenObject {
+        let mut chunk = self.opened.clone();
+        chunk.add_array("choices", choices);
         if std::mem::take(&mut self.is_first) {
-            self.shape.complete(&mut chunk);
+            let mut beside = json!({});
+            self.shape.complete(&mut beside);
+            chunk.add_all(&beside);
         }
         if self.continuous_usage {
-            chunk["usage"] = usage_so_far(self.generation.prompt_tokens(), self.num_generated);
+            chunk.add("usage", &usage_so_far(self.generation.prompt_tokens(), self.num_generated));
         } else if self.include_usage {
             // OpenAI's streams hold a null here in all chunks but the one of usage.
-            chunk["usage"] = Value::Null;
+            chunk.add("usage", &Value::Null);
         }
         chunk
     }
 
-    fn chunk(&mut self, choices: Vec<Value>) {
-        let chunk = self.make(choices);
-        self.frame(&chunk.to_string());
+    fn chunk(&mut self, choice: Value) {
+        let chunk = self.make([choice]);
+        self.frame(&chunk.close());
     }
 
     fn frame(&mut self, data: &str) {
