@@ -1,15 +1,17 @@
-//! The wait for what was sent. A step keeps all cores busy for milliseconds; if it begins while tokens of the step before are
-//! still on their way, the threads that carry them to the clients wait until the operating system takes a core away from it,
-//! and the clients get two tokens at a time. So the engine thread gives them a moment: until the streams have passed on
-//! what they were sent, and never longer than a small share of a step. It waits awake: the threads of the kernels rest
-//! between two steps, so that there is a core for the others, and who sleeps may wake up on a core where another computes.
-//! Where there is one core it sleeps.
+//! The wait for what was sent. A step keeps all cores busy for milliseconds; if it begins while the threads that carry the tokens of
+//! the step before to the clients still wake up, they wait until the operating system takes a core away from it, and the clients get
+//! two tokens at a time. So the engine thread gives them a moment: until the streams have taken what they were sent, and
+//! never longer than a small share of a step. Then they have a core, and keep it for what is left to do. It waits awake: the threads
+//! of the kernels rest between two steps, so that there is a core for the others, and who sleeps may wake up on a core where another
+//! computes. Where there is one core it sleeps.
 //!
 //! Measured in turns on two cores (Zen 4, 4.2 ms a step, a client on the same two, kernels' threads with slices of 100 ms): of the
 //! times between two tokens the 98th and 99th percentile are 5.4 and 6.5 ms waiting awake, 6.3 and 7.1 ms asleep, and 6.7 and
 //! 7.6 ms without a wait. The speed differs by less than that of two starts of one program.
 //!
-//! A stream that does not pass on, because its client reads slowly, is waited for once and then not before it has caught up.
+//! To wait until the streams ask for more makes a token of 7.6 ms 0.8 % slower (Zen 3, in turns of 64 tokens within one server).
+//!
+//! A stream that does not take anything, because its client reads slowly, is waited for once and then not before it has caught up.
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -30,7 +32,7 @@ const SPINS: u32 = 50;
 /// What is under way from the engine thread to the streams.
 #[derive(Debug)]
 pub(crate) struct Delivery {
-    /// Round (32 bits, never 0) | streams that have not passed on what they were sent in it.
+    /// Round (32 bits, never 0) | streams that have not taken what they were sent in it.
     word: AtomicU64,
     engine: OnceLock<Thread>,
     has_one_core: bool,
@@ -52,7 +54,7 @@ impl Delivery {
         self.word.store(u64::from(round) << 32, Ordering::SeqCst);
     }
 
-    /// Waits until everything sent in this round is passed on, or as long as it is worth after a step of this duration.
+    /// Waits until each stream has taken of what it was sent in this round, or as long as it is worth after a step of this duration.
     pub(crate) fn wait(&self, step: Duration) {
         // Under shuttle no time goes by.
         if cfg!(feature = "shuttle") {
@@ -89,7 +91,7 @@ impl Delivery {
 #[derive(Debug)]
 pub(crate) struct Receipt {
     delivery: Arc<Delivery>,
-    /// The round in which it was sent something that it has not passed on, or 0.
+    /// The round in which it was sent something and has taken nothing since, or 0.
     round: AtomicU32,
 }
 
@@ -108,8 +110,8 @@ impl Receipt {
         }
     }
 
-    /// All that was sent is passed on: who takes events asks for another, or is gone.
-    pub(crate) fn passed_on(&self) {
+    /// Who takes events has one, or is gone.
+    pub(crate) fn taken(&self) {
         let round = self.round.swap(0, Ordering::SeqCst);
         if round == 0 {
             return;
@@ -137,17 +139,17 @@ mod tests {
     }
 
     #[test]
-    fn a_round_is_over_when_every_stream_passed_on() {
+    fn a_round_is_over_when_every_stream_has_taken() {
         let (delivery, [one, two, three]) = delivery_to();
         delivery.begin();
         assert!(!delivery.is_due());
-        // Several events of one stream are passed on together.
+        // Several events of one stream count once.
         [&one, &one, &two].into_iter().for_each(Receipt::sending);
-        one.passed_on();
-        three.passed_on();
+        one.taken();
+        three.taken();
         assert!(delivery.is_due());
-        two.passed_on();
-        two.passed_on();
+        two.taken();
+        two.taken();
         assert!(!delivery.is_due());
     }
 
@@ -159,26 +161,26 @@ mod tests {
         delivery.begin();
         slow.sending();
         quick.sending();
-        quick.passed_on();
+        quick.taken();
         assert!(!delivery.is_due());
-        // What it passes on late belongs to no round; then it is waited for again.
+        // What it takes late belongs to no round; then it is waited for again.
         quick.sending();
-        slow.passed_on();
+        slow.taken();
         assert!(delivery.is_due());
-        quick.passed_on();
+        quick.taken();
         slow.sending();
         assert!(delivery.is_due());
     }
 
     #[test]
-    fn the_engine_wakes_up_when_the_last_stream_passed_on() {
+    fn the_engine_wakes_up_when_the_last_stream_has_taken() {
         let (delivery, [one, two]) = delivery_to();
         for _ in 0..1000 {
             delivery.begin();
             [&one, &two].into_iter().for_each(Receipt::sending);
             std::thread::scope(|scope| {
-                scope.spawn(|| one.passed_on());
-                scope.spawn(|| two.passed_on());
+                scope.spawn(|| one.taken());
+                scope.spawn(|| two.taken());
                 while delivery.is_due() {
                     std::thread::park();
                 }

@@ -171,7 +171,7 @@ impl EventSender {
     pub(crate) fn send(&self, event: Event) {
         self.receipt.sending();
         if self.sender.send(event).is_err() {
-            self.receipt.passed_on();
+            self.receipt.taken();
         }
     }
 
@@ -209,10 +209,7 @@ impl EventStream {
         if self.ended {
             return None;
         }
-        let event = self.receiver.try_recv().ok().or_else(|| {
-            self.receipt.passed_on();
-            self.receiver.blocking_recv()
-        });
+        let event = self.receiver.blocking_recv();
         Some(self.note(event))
     }
 
@@ -221,17 +218,12 @@ impl EventStream {
         if self.ended {
             return Poll::Ready(None);
         }
-        match self.receiver.poll_recv(context) {
-            Poll::Ready(event) => Poll::Ready(Some(self.note(event))),
-            Poll::Pending => {
-                self.receipt.passed_on();
-                Poll::Pending
-            }
-        }
+        self.receiver.poll_recv(context).map(|event| Some(self.note(event)))
     }
 
     /// A stream whose sender vanished without a last word belongs to an engine thread that died: say so once.
     fn note(&mut self, event: Option<Event>) -> Event {
+        self.receipt.taken();
         let event = event.unwrap_or(Event::Failed(EngineError::Stopped));
         self.ended = matches!(event, Event::Done(_) | Event::Failed(_));
         event
@@ -241,7 +233,7 @@ impl EventStream {
 impl Drop for EventStream {
     fn drop(&mut self) {
         self.receiver.close();
-        self.receipt.passed_on();
+        self.receipt.taken();
     }
 }
 
