@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""What HTTP costs: tokens per second of one stream beside `taper bench model --case tg128`, in turns.
+"""What HTTP costs: tokens per second of one stream beside `taper bench model --case tg128@N`, in turns, N being the tokens of its prompt.
 
     run.py overhead       (--pass-on=--rounds=9)
 
-Nothing else may run on the machine. A round is streams of 128 tokens from a server, the bench, which has the machine for itself while
-the server is idle, and as many streams again: a machine whose speed drifts is as fast on both sides of the bench. Each round has a server
-of its own, since the speed of one program differs from start to start, by where its memory lies. Speculation is off.
+Nothing else may run on the machine. A turn is streams of 128 tokens from a server, one sample of the bench, which has the machine for
+itself while the server is idle, and as many streams again: a machine whose speed drifts is as fast on both sides of the bench, and on
+one with noisy neighbours it does so within seconds. Each round of turns has a server of its own, since the speed of one program
+differs from start to start, by where its memory lies; the bench is started for each turn. Speculation is off.
 """
 import itertools
 import json
@@ -20,17 +21,18 @@ from checks import check, equal, expect, main, place
 from taper_server import TaperServer, free_port, port_list
 
 TOKENS = 128
-STREAMS = 4  # before the bench of a round, and behind it
+TURNS = 4  # of a round
+STREAMS = 2  # before the bench of a turn, and behind it
 FIRST_TEXT = re.compile(rb'"text":"[^"]')
 
 
 def over_http(url, number):
-    """Tokens per second between the first token and the last of a stream.
+    """Tokens per second between the first token and the last of a stream, and the tokens of its prompt.
 
     The client shares the machine with the server, so it sleeps from the first token to the end of the answer: the system wakes it
     up no sooner. The time of the last token is that of the end, which the server tells behind it.
     """
-    body = json.dumps({"prompt": f"Round {number}: once upon a time", "max_tokens": TOKENS + 1, "temperature": 0, "ignore_eos": True,
+    body = json.dumps({"prompt": f"Round {number:04}: once upon a time", "max_tokens": TOKENS + 1, "temperature": 0, "ignore_eos": True,
                        "stream": True, "stream_options": {"include_usage": True}}).encode()
     host, port = place(url)
     head = (f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
@@ -47,18 +49,28 @@ def over_http(url, number):
         while piece := sock.recv(1 << 20):
             said += piece
         last = time.perf_counter()
-    tokens = max((json.loads(line).get("usage") or {}).get("completion_tokens", 0) for line in re.findall(rb"^data: ({.*)$", said, re.MULTILINE))
-    equal(tokens, TOKENS + 1, "completion_tokens")
-    return TOKENS / (last - first)
+    usages = [json.loads(line).get("usage") for line in re.findall(rb"^data: ({.*)$", said, re.MULTILINE)]
+    usage = next(filter(None, usages), {})
+    equal(usage.get("completion_tokens"), TOKENS + 1, "completion_tokens")
+    return TOKENS / (last - first), usage["prompt_tokens"]
 
 
-def of_the_bench(args):
-    """Tokens per second that the bench says: the median of its samples."""
-    command = [args.taper, "bench", "model", "--model", args.model, "--case", f"tg{TOKENS}", "--json"]
+def of_the_bench(args, depth):
+    """Tokens per second that the bench says, of one sample, with as many keys before as the streams have."""
+    case = f"tg{TOKENS}@{depth}"
+    command = [args.taper, "bench", "model", "--model", args.model, "--case", case, "--repeat", "1", "--bandwidth-mib", "0", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     expect(done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-300:]}")
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return next(row["median"] for row in rows if row["case"] == f"tg{TOKENS}")
+    return next(row["median"] for row in rows if row["case"] == case)
+
+
+def turn(url, args, numbers):
+    """Tokens per second over HTTP, and those of the bench."""
+    before = [over_http(url, next(numbers)) for _ in range(STREAMS)]
+    alone = of_the_bench(args, before[-1][1])
+    behind = [over_http(url, next(numbers)) for _ in range(STREAMS)]
+    return statistics.median(speed for speed, _ in before + behind), alone
 
 
 @check("overhead.one_stream", seconds=1700)
@@ -71,15 +83,16 @@ def _(args):
         with TaperServer(args.taper, args.model, port, log, ["--speculation", "off"]) as server:
             server.wait_until_ready()
             over_http(server.url, next(numbers))
-            before = [over_http(server.url, next(numbers)) for _ in range(STREAMS)]
-            alone = of_the_bench(args)
-            served = statistics.median(before + [over_http(server.url, next(numbers)) for _ in range(STREAMS)])
+            turns = [turn(server.url, args, numbers) for _ in range(TURNS)]
             equal(server.stop(), 0, "the server's exit status")
             equal(server.log_errors(), [], "errors in the server's log")
-        ratios.append(served / alone)
-        print(f"note round {number}: {served:.1f} tokens/s over HTTP, {alone:.1f} in the bench, ratio {ratios[-1]:.3f}", flush=True)
+        ratios += [served / alone for served, alone in turns]
+        served, alone = (statistics.median(column) for column in zip(*turns))
+        print(f"note round {number}: {served:.1f} tokens/s over HTTP, {alone:.1f} in the bench, ratios "
+              + " ".join(f"{ratio:.3f}" for ratio in ratios[-TURNS:]), flush=True)
     ratio = statistics.median(ratios)
-    figures = f"ratio {ratio:.3f}, the median of {args.rounds} from {min(ratios):.3f} to {max(ratios):.3f}"
+    quarters = statistics.quantiles(ratios, n=4)
+    figures = f"ratio {ratio:.3f}, the median of {len(ratios)} turns; half of them from {quarters[0]:.3f} to {quarters[2]:.3f}"
     expect(ratio >= args.least, f"{figures}, less than {args.least}")
     return figures
 
