@@ -51,7 +51,7 @@ SCRIPTS = {
     "ollama_python": Script("ollama_python.py", "ollama"),
     "lm_eval": Script("lm_eval_harness.py", "lm_eval", seconds=3600, by_default=False),
     "schemathesis_api": Script("schemathesis_api.py", "schemathesis", {"": ["--ctx", "2048", "--request-timeout", "20"]}, seconds=3600),
-    "llm_comply": Script("llm_comply.py", "compliance", {"": ["--require-model"]}),
+    "llm_comply": Script("llm_comply.py", "compliance", {"": ["--require-model", "--temperature", "0"]}),
     "monitoring": Script("monitoring.py"),
     "overhead": Script("overhead.py", None, {}, seconds=1800),
 }
