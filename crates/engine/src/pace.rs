@@ -53,18 +53,18 @@ impl Pace {
         average(&mut self.token_s, (seconds - decode_s).max(0.0) / prompt_tokens as f64);
     }
 
-    /// Bounds of the next step, if sequences decode in it. The time that is named is there for a prompt to get on; a second one
-    /// has to fit into the times of an undisturbed step.
+    /// Bounds of the next step, if sequences decode in it. The target is there for a long prompt to get on; short ones, which get
+    /// on as well in a few smaller parts, should make a step half as long as it may be.
     pub(crate) fn limits(&self) -> StepLimits {
         let least = self.target.least_tokens.max(1);
         let (Some(decode_s), Some(token_s)) = (self.decode_s, self.token_s) else {
-            return StepLimits { prompt_tokens: least, several_prompts: least };
+            return StepLimits { prompt_tokens: least, short_prompts: least };
         };
         // The cast saturates, for a time per token of 0 as well.
         let fitting = |target_s: f64| ((target_s - decode_s) / token_s).round() as usize;
         let undisturbed_s = self.target.times_decode * decode_s;
         let prompt_tokens = least.max(fitting(self.target.at_least.as_secs_f64().max(undisturbed_s)));
-        StepLimits { prompt_tokens, several_prompts: fitting(undisturbed_s).clamp(1, prompt_tokens) }
+        StepLimits { prompt_tokens, short_prompts: fitting(undisturbed_s / 2.0).clamp(1, prompt_tokens) }
     }
 
     /// Prompt tokens of the next step, if sequences decode in it.
@@ -106,16 +106,16 @@ mod tests {
     }
 
     #[test]
-    fn a_second_prompt_has_to_fit_into_the_times_of_an_undisturbed_step() {
+    fn short_prompts_leave_half_of_the_times_of_an_undisturbed_step() {
         let mut pace = pace(50, 3.0, 64);
-        assert_eq!(pace.limits(), StepLimits { prompt_tokens: 64, several_prompts: 64 });
+        assert_eq!(pace.limits(), StepLimits { prompt_tokens: 64, short_prompts: 64 });
         pace.observe(2, 0, 0.010);
         pace.observe(0, 1000, 0.500);
-        assert_eq!(pace.limits(), StepLimits { prompt_tokens: 80, several_prompts: 40 });
+        assert_eq!(pace.limits(), StepLimits { prompt_tokens: 80, short_prompts: 10 }, "5 ms are left of 15");
         let mut smooth = self::pace(0, 2.0, 4);
         smooth.observe(2, 0, 0.010);
         smooth.observe(0, 1, 1.0);
-        assert_eq!(smooth.limits(), StepLimits { prompt_tokens: 4, several_prompts: 1 });
+        assert_eq!(smooth.limits(), StepLimits { prompt_tokens: 4, short_prompts: 1 });
     }
 
     #[test]

@@ -14,8 +14,9 @@
 //!    less urgent one.
 //! 3. Prompts share the rows that [`StepLimits`] leaves them: the first in rank gets half, so that it always moves; the rest
 //!    goes to those that have least left, so that a short prompt does not wait for a long one. Where each would fit into a step
-//!    beside those that decode, they come by rank, and several in one step only as far as it stays short: one after the other
-//!    they have their first tokens as soon, and nobody's next token waits for all of them.
+//!    beside those that decode, they come by rank, one after the other, and a step has of them what keeps it short: half as
+//!    many rows as decode, or more where those are cheap, but not less than is worth a step, a sixth of the first, which so has
+//!    its first token five undisturbed steps later at most, and a row for each that waits.
 //! 4. A running sequence that needs a block when none is free takes those of the last in rank, which goes back to waiting and
 //!    recomputes later, as far as its blocks are not found in the prefix cache by then. It may be itself.
 //!
@@ -114,8 +115,8 @@ pub struct SchedulerConfig {
 pub struct StepLimits {
     /// Most prompt tokens of a step in which others decode; at least one.
     pub prompt_tokens: usize,
-    /// Most of them that are of several prompts, where each of those would fit into the step alone; at least one.
-    pub several_prompts: usize,
+    /// How many of them keep a step short; enough where each prompt would fit into it alone.
+    pub short_prompts: usize,
 }
 
 /// Less urgent sequences have greater ranks.

@@ -2,6 +2,9 @@
 
 use super::{Budget, KnownRows, Rank, Scheduler, Step, StepEntry, StepLimits};
 
+/// Rows of a short prompt that are not worth a step of their own: who waits for it waits a whole step longer for each.
+const LEAST_PART: usize = 8;
+
 impl Scheduler {
     /// Gives the rows that are left to the running sequences that are not in the step: those whose prompts are not computed.
     pub(super) fn schedule_prompts(&mut self, limits: StepLimits, step: &mut Step, budget: &mut Budget) {
@@ -12,17 +15,23 @@ impl Scheduler {
             }
         }
         let pending = |rank: &Rank| self.sequences[&rank.1].pending();
-        let others_decode = !step.entries.is_empty();
+        let (num_prompts, num_decoding) = (prompts.len(), step.entries.len());
+        let others_decode = num_decoding > 0;
         if others_decode {
             budget.rows = budget.rows.min(limits.prompt_tokens.max(1));
         }
         let each_fits = others_decode && prompts.iter().all(|(rank, _)| pending(rank) <= budget.rows);
         let Some((first, rows)) = prompts.first_mut() else { return };
-        *rows = pending(first);
         if each_fits {
-            budget.rows = budget.rows.min(limits.several_prompts.max(*rows));
+            // A row of a prompt takes no longer than one that decodes: half as many as those are half as long again.
+            let few = limits.short_prompts.max(num_decoding / 2).max(LEAST_PART);
+            let few = few.max(num_prompts).max(self.sequences[&first.1].sixth);
+            let all = pending(first);
+            let few = if all < few + few.div_ceil(2) { few.max(all) } else { few };
+            budget.rows = budget.rows.min(few);
+            *rows = all.min(budget.rows);
         } else {
-            *rows = budget.rows.div_ceil(2).min(*rows);
+            *rows = budget.rows.div_ceil(2).min(pending(first));
         }
         let mut left = budget.rows - *rows;
         let mut by_what_is_left: Vec<usize> = (0..prompts.len()).collect();

@@ -15,6 +15,8 @@ pub(super) struct State {
     pub(super) rows: KnownRows,
     /// Tokens whose keys and values lie in `blocks`.
     pub(super) num_computed: usize,
+    /// A sixth of the tokens that were to be computed when it began to run.
+    pub(super) sixth: usize,
     /// Blocks of the table that the prefix cache knows.
     pub(super) num_published: usize,
     pub(super) num_guesses: usize,
@@ -33,6 +35,7 @@ impl State {
             num_passed_by: 0,
             rows,
             num_computed: 0,
+            sixth: 0,
             num_published: 0,
             num_guesses: 0,
             blocks: BlockTable::default(),
@@ -89,6 +92,7 @@ impl State {
     pub(super) fn begin(&mut self, blocks: BlockTable, num_computed: usize) {
         self.blocks = blocks;
         self.num_computed = num_computed;
+        self.sixth = self.pending().div_ceil(6);
         self.is_running = true;
         self.has_run = true;
     }

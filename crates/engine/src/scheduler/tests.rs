@@ -15,7 +15,7 @@ const C: SequenceId = SequenceId(2);
 const D: SequenceId = SequenceId(3);
 
 /// No limit but the budget.
-const FREE: StepLimits = StepLimits { prompt_tokens: usize::MAX, several_prompts: usize::MAX };
+const FREE: StepLimits = StepLimits { prompt_tokens: usize::MAX, short_prompts: usize::MAX };
 
 fn root() -> BlockHash {
     BlockHash::root("test", None)
@@ -93,7 +93,7 @@ fn while_others_decode_a_prompt_gets_what_the_limit_leaves() {
     add(&mut scheduler, A, 2);
     advance(&mut scheduler);
     add(&mut scheduler, B, 100);
-    let limits = StepLimits { prompt_tokens: 10, several_prompts: 1 };
+    let limits = StepLimits { prompt_tokens: 10, short_prompts: 1 };
     assert_eq!(entries(&advance_within(&mut scheduler, limits)), [(A, 2..3), (B, 0..10)]);
     scheduler.remove(A);
     assert_eq!(entries(&advance_within(&mut scheduler, limits)), [(B, 10..74)], "nobody is held up");
@@ -104,13 +104,38 @@ fn short_prompts_end_one_after_the_other_while_others_decode() {
     let mut scheduler = scheduler(4, 64, 40, 4);
     add(&mut scheduler, A, 2);
     advance(&mut scheduler);
-    add(&mut scheduler, B, 8);
-    add(&mut scheduler, C, 6);
-    add(&mut scheduler, D, 3);
-    let limits = StepLimits { prompt_tokens: 20, several_prompts: 7 };
-    assert_eq!(entries(&advance_within(&mut scheduler, limits)), [(A, 2..3), (B, 0..8)]);
-    assert_eq!(entries(&advance_within(&mut scheduler, limits)), [(A, 3..4), (B, 8..9), (C, 0..6), (D, 0..1)]);
-    assert_eq!(entries(&advance_within(&mut scheduler, limits)), [(A, 4..5), (B, 9..10), (C, 6..7), (D, 1..3)]);
+    add(&mut scheduler, B, 24);
+    add(&mut scheduler, C, 7);
+    add(&mut scheduler, D, 9);
+    let limits = StepLimits { prompt_tokens: 40, short_prompts: 12 };
+    assert_eq!(entries(&advance_within(&mut scheduler, limits)), [(A, 2..3), (B, 0..12)]);
+    assert_eq!(entries(&advance_within(&mut scheduler, limits)), [(A, 3..4), (B, 12..24)]);
+    assert_eq!(entries(&advance_within(&mut scheduler, limits)), [(A, 4..5), (B, 24..25), (C, 0..7), (D, 0..5)]);
+    assert_eq!(entries(&advance_within(&mut scheduler, limits)), [(A, 5..6), (B, 25..26), (C, 7..8), (D, 5..9)]);
+}
+
+/// Rows of short prompts in a step in which so many decode and prompts of so many tokens wait, where rows are dear.
+fn rows_of_prompts(num_decoding: u64, prompts: &[usize]) -> usize {
+    let mut scheduler = scheduler(40, 64, 200, 4);
+    (0..num_decoding).for_each(|id| add(&mut scheduler, SequenceId(id), 2));
+    advance(&mut scheduler);
+    prompts.iter().zip(num_decoding..).for_each(|(&len, id)| add(&mut scheduler, SequenceId(id), len));
+    let step = advance_within(&mut scheduler, StepLimits { prompt_tokens: 64, short_prompts: 1 });
+    step.num_rows() - num_decoding as usize
+}
+
+#[test]
+fn a_step_has_half_as_many_rows_of_short_prompts_as_decode_and_one_for_each() {
+    assert_eq!(rows_of_prompts(20, &[30]), 10);
+    assert_eq!(rows_of_prompts(2, &[16; 9]), 9);
+}
+
+#[test]
+fn a_short_prompt_takes_few_steps_while_others_decode() {
+    assert_eq!(rows_of_prompts(1, &[60]), 10, "six steps");
+    assert_eq!(rows_of_prompts(1, &[24]), 8, "and none for a few tokens");
+    assert_eq!(rows_of_prompts(1, &[11]), 11);
+    assert_eq!(rows_of_prompts(1, &[12]), 8);
 }
 
 #[test]

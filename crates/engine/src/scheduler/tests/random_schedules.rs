@@ -320,7 +320,7 @@ impl Life<'_> {
         let first = self.first();
         let step = self.scheduler.schedule(StepLimits {
             prompt_tokens: self.world.prompt_tokens,
-            several_prompts: self.world.prompt_tokens.div_ceil(2),
+            short_prompts: self.world.prompt_tokens.div_ceil(2),
         });
         self.check(&step, first);
         self.check_patience(&step);
