@@ -54,7 +54,7 @@ impl Pace {
     }
 
     /// Bounds of the next step, if sequences decode in it. The target is there for a long prompt to get on; short ones, which get
-    /// on as well in a few smaller parts, should make a step half as long as it may be.
+    /// on as well in a few smaller parts, should leave half of the times of an undisturbed step.
     pub(crate) fn limits(&self) -> StepLimits {
         let least = self.target.least_tokens.max(1);
         let (Some(decode_s), Some(token_s)) = (self.decode_s, self.token_s) else {

@@ -24,11 +24,12 @@ impl Scheduler {
         let Some((first, rows)) = prompts.first_mut() else { return };
         if each_fits {
             // A row of a prompt takes no longer than one that decodes: half as many as those are half as long again.
-            let few = limits.short_prompts.max(num_decoding / 2).max(LEAST_PART);
-            let few = few.max(num_prompts).max(self.sequences[&first.1].sixth);
+            let least = LEAST_PART.max(num_prompts).max(self.sequences[&first.1].sixth);
+            let part = limits.short_prompts.max(num_decoding / 2).max(least);
             let all = pending(first);
-            let few = if all < few + few.div_ceil(2) { few.max(all) } else { few };
-            budget.rows = budget.rows.min(few);
+            // Less than half a part is not left for a step of its own.
+            let is_whole = all.saturating_sub(part) < part.div_ceil(2);
+            budget.rows = budget.rows.min(if is_whole { part.max(all) } else { part });
             *rows = all.min(budget.rows);
         } else {
             *rows = budget.rows.div_ceil(2).min(pending(first));

@@ -125,6 +125,15 @@ fn rows_of_prompts(num_decoding: u64, prompts: &[usize]) -> usize {
 }
 
 #[test]
+fn a_short_prompt_is_whole_where_rows_cost_nothing() {
+    let mut scheduler = scheduler(2, 64, 40, 4);
+    add(&mut scheduler, A, 2);
+    advance(&mut scheduler);
+    add(&mut scheduler, B, 50);
+    assert_eq!(entries(&advance_within(&mut scheduler, FREE)), [(A, 2..3), (B, 0..50)]);
+}
+
+#[test]
 fn a_step_has_half_as_many_rows_of_short_prompts_as_decode_and_one_for_each() {
     assert_eq!(rows_of_prompts(20, &[30]), 10);
     assert_eq!(rows_of_prompts(2, &[16; 9]), 9);
