@@ -18,6 +18,7 @@ use super::exp::exp_negative;
 use super::mirostat::Mirostat;
 use super::{dynamic_temperature, top_n_sigma, top_p, typical_p, xtc};
 use crate::{SamplingParams, Stage};
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 /// A stage with what it goes by.
@@ -150,7 +151,8 @@ impl Chain {
             }
             Filter::TopP(p) => {
                 let target = f64::from(p) * mass(left.items);
-                top_p::keep(left.items, target, min_keep);
+                let rank = left.rank();
+                top_p::keep_mass(left.items, (target, min_keep), |item| item.weight, rank);
             }
             Filter::Xtc { probability, threshold } if coin < probability => xtc::leave_out(left, threshold, min_keep),
             Filter::Xtc { .. } => {}
@@ -210,10 +212,18 @@ impl<'a> Left<'a> {
         items.retain(|item| is_kept(ln_weight(logits[item.id as usize], max, temperature), item));
     }
 
+    /// The order of tokens: the largest logit first, the lower id among equals. Weights do not tell those apart that a low temperature
+    /// leaves none of, and another stage may leave out all that are heavier.
+    pub(super) fn rank(&self) -> impl Fn(&Candidate, &Candidate) -> Ordering + use<'a> {
+        let logits = self.logits;
+        move |a, b| logits[b.id as usize].total_cmp(&logits[a.id as usize]).then(a.id.cmp(&b.id))
+    }
+
     /// Keeps the first `num` by rank, which is at least 1, in id order.
     pub(super) fn keep_heaviest(&mut self, num: usize) {
         if num < self.items.len() {
-            self.items.select_nth_unstable_by(num - 1, Candidate::rank);
+            let rank = self.rank();
+            self.items.select_nth_unstable_by(num - 1, rank);
             self.items.truncate(num);
         }
         self.items.sort_unstable_by_key(|item| item.id);

@@ -11,7 +11,8 @@ pub(super) fn leave_out(left: &mut Left<'_>, threshold: f32, min_keep: usize) {
     let floor = f64::from(threshold) * mass(left.items);
     let is_top = |item: &Candidate| f64::from(item.weight) >= floor;
     let num_top = left.items.iter().filter(|item| is_top(item)).count();
-    let last = left.items.iter().filter(|item| is_top(item)).max_by(|a, b| a.rank(b)).map(|item| item.id);
+    let rank = left.rank();
+    let last = left.items.iter().filter(|item| is_top(item)).max_by(|a, b| rank(a, b)).map(|item| item.id);
     if num_top < 2 || left.items.len() - (num_top - 1) < min_keep {
         return;
     }
