@@ -408,7 +408,7 @@ pub(crate) struct ServeArgs {
     /// What a step may take while answers are written, which bounds how much of a prompt rides along: milliseconds (100ms),
     /// times the undisturbed step (4x), or the larger of both (50ms,3x). Lower is smoother for those who read, higher brings
     /// the first token of a long prompt sooner. Chunks have at least 4 tokens; a prompt that fits into one may still come in
-    /// up to six parts, of 8 tokens or more [default: 50ms,3x, and at least 64 tokens].
+    /// parts, mostly of 8 tokens or more and six at most [default: 50ms,3x, and at least 64 tokens].
     #[arg(long, value_name = "TARGET", value_parser = engine::itl_target, env = "TAPER_ITL_TARGET")]
     pub(crate) itl_target: Option<ItlTarget>,
 

@@ -54,7 +54,7 @@ impl Pace {
     }
 
     /// Bounds of the next step, if sequences decode in it. The target is there for a long prompt to get on; short ones, which get
-    /// on as well in a few smaller parts, should leave half of the times of an undisturbed step.
+    /// on as well in a few smaller parts, should use a quarter of what it adds to an undisturbed step.
     pub(crate) fn limits(&self) -> StepLimits {
         let least = self.target.least_tokens.max(1);
         let (Some(decode_s), Some(token_s)) = (self.decode_s, self.token_s) else {
@@ -63,8 +63,12 @@ impl Pace {
         // The cast saturates, for a time per token of 0 as well.
         let fitting = |target_s: f64| ((target_s - decode_s) / token_s).round() as usize;
         let undisturbed_s = self.target.times_decode * decode_s;
-        let prompt_tokens = least.max(fitting(self.target.at_least.as_secs_f64().max(undisturbed_s)));
-        StepLimits { prompt_tokens, short_prompts: fitting(undisturbed_s / 2.0).clamp(1, prompt_tokens) }
+        let at_least_s = self.target.at_least.as_secs_f64();
+        let prompt_tokens = least.max(fitting(at_least_s.max(undisturbed_s)));
+        // By the clock alone where the target is but a time.
+        let target_s = if undisturbed_s > 0.0 { undisturbed_s } else { at_least_s };
+        let short_prompts = fitting(decode_s + (target_s - decode_s) / 4.0);
+        StepLimits { prompt_tokens, short_prompts: short_prompts.clamp(1, prompt_tokens) }
     }
 
     /// Prompt tokens of the next step, if sequences decode in it.
@@ -106,16 +110,20 @@ mod tests {
     }
 
     #[test]
-    fn short_prompts_leave_half_of_the_times_of_an_undisturbed_step() {
+    fn short_prompts_use_a_quarter_of_what_the_target_adds() {
         let mut pace = pace(50, 3.0, 64);
         assert_eq!(pace.limits(), StepLimits { prompt_tokens: 64, short_prompts: 64 });
         pace.observe(2, 0, 0.010);
         pace.observe(0, 1000, 0.500);
-        assert_eq!(pace.limits(), StepLimits { prompt_tokens: 80, short_prompts: 10 }, "5 ms are left of 15");
+        assert_eq!(pace.limits(), StepLimits { prompt_tokens: 80, short_prompts: 10 }, "5 ms of 20");
         let mut smooth = self::pace(0, 2.0, 4);
         smooth.observe(2, 0, 0.010);
         smooth.observe(0, 1, 1.0);
         assert_eq!(smooth.limits(), StepLimits { prompt_tokens: 4, short_prompts: 1 });
+        let mut by_the_clock = self::pace(100, 0.0, 4);
+        by_the_clock.observe(2, 0, 0.020);
+        by_the_clock.observe(0, 1000, 0.500);
+        assert_eq!(by_the_clock.limits(), StepLimits { prompt_tokens: 160, short_prompts: 40 }, "20 ms of 80");
     }
 
     #[test]

@@ -14,14 +14,15 @@
 //!    less urgent one.
 //! 3. Prompts share the rows that [`StepLimits`] leaves them: the first in rank gets half, so that it always moves; the rest
 //!    goes to those that have least left, so that a short prompt does not wait for a long one. Where each would fit into a step
-//!    beside those that decode, they come by rank, one after the other, and a step has of them what keeps it short: half as
-//!    many rows as decode, or more where those are cheap, but not less than is worth a step, a sixth of the first, which so has
-//!    its first token five undisturbed steps later at most, and a row for each that waits.
+//!    beside those that decode, a step has of them what keeps it short: half as many rows as decode, or more where those are
+//!    cheap. It has not less than is worth a step, nor than a sixth of the first, which so has its first token five undisturbed
+//!    steps later at most; and the more of them wait, the more it has. They come by rank, one after the other; what the first
+//!    leaves goes as above.
 //! 4. A running sequence that needs a block when none is free takes those of the last in rank, which goes back to waiting and
 //!    recomputes later, as far as its blocks are not found in the prefix cache by then. It may be itself.
 //!
-//! 5. A waiting sequence that as many later ones have passed as [`SchedulerConfig::patience`] says is more urgent than any
-//!    priority from then on.
+//! 5. A sequence that as many later ones have passed as [`SchedulerConfig::patience`] says, while it waited or lacked more than
+//!    one token, is more urgent than any priority from then on.
 //!
 //! So nobody waits forever: the first in rank is never preempted by another, so it ends, and everyone becomes the first. A
 //! sequence that does not fit although nobody else holds a block is reported as exhausted.
@@ -106,7 +107,8 @@ pub struct SchedulerConfig {
     pub token_budget: usize,
     /// Most rows of logits of one step; at least `max_batch`.
     pub max_logit_rows: usize,
-    /// How many sequences that came later begin, or begin again, before one that waits; after that it passes all.
+    /// How many sequences that came later begin, or begin again, before one that waits, or before the prompt of one that runs
+    /// and is less urgent; after that it passes all.
     pub patience: usize,
 }
 
@@ -179,7 +181,7 @@ impl Scheduler {
         if is_running {
             state.begin(self.blocks.fork(&from.blocks), entry.tokens.end);
         }
-        chosen.iter().for_each(|&token| state.chain.push(token));
+        state.push(chosen);
         state.publish(&mut self.blocks);
         let ranks = if is_running { &mut self.running } else { &mut self.waiting };
         ranks.insert((state.priority, id));
@@ -210,7 +212,7 @@ impl Scheduler {
         state.num_computed = entry.tokens.end - entry.num_guesses + num_right;
         assert!(chosen.is_empty() || entry.tokens.end - entry.num_guesses == state.num_tokens(), "chosen too early");
         state.num_guesses = 0;
-        chosen.iter().for_each(|&token| state.chain.push(token));
+        state.push(chosen);
         let state = self.sequences.get_mut(&entry.sequence).expect("looked up above");
         state.publish(&mut self.blocks)
     }

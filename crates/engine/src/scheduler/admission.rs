@@ -59,16 +59,20 @@ impl Scheduler {
         }
     }
 
-    /// Notes that a sequence began before those that came earlier and wait.
+    /// Notes that a sequence began before those that came earlier and wait, or whose prompts come after its own.
     pub(super) fn let_pass(&mut self, later: SequenceId) {
-        let passed: Vec<Rank> = self.waiting.iter().filter(|(_, id)| *id < later).copied().collect();
+        let priority = self.sequences[&later].priority;
+        let is_behind = |rank: &&Rank| rank.0 > priority && self.sequences[&rank.1].pending() > 1;
+        let behind = self.running.iter().filter(is_behind);
+        let passed: Vec<Rank> = self.waiting.iter().chain(behind).filter(|(_, id)| *id < later).copied().collect();
         for rank in passed {
-            let state = self.sequences.get_mut(&rank.1).expect("it waits");
+            let state = self.sequences.get_mut(&rank.1).expect("it has a rank");
             state.num_passed_by += 1;
             if state.num_passed_by > self.config.patience && state.priority != MOST_URGENT {
                 state.priority = MOST_URGENT;
-                self.waiting.remove(&rank);
-                self.waiting.insert((MOST_URGENT, rank.1));
+                let ranks = if state.is_running { &mut self.running } else { &mut self.waiting };
+                ranks.remove(&rank);
+                ranks.insert((MOST_URGENT, rank.1));
             }
         }
     }

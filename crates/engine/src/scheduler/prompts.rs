@@ -5,6 +5,9 @@ use super::{Budget, KnownRows, Rank, Scheduler, Step, StepEntry, StepLimits};
 /// Rows of a short prompt that are not worth a step of their own: who waits for it waits a whole step longer for each.
 const LEAST_PART: usize = 8;
 
+/// Of the tokens that all short prompts lack a step computes at least one in so many: the more wait, the faster they go.
+const BACKLOG_STEPS: usize = 32;
+
 impl Scheduler {
     /// Gives the rows that are left to the running sequences that are not in the step: those whose prompts are not computed.
     pub(super) fn schedule_prompts(&mut self, limits: StepLimits, step: &mut Step, budget: &mut Budget) {
@@ -16,6 +19,7 @@ impl Scheduler {
         }
         let pending = |rank: &Rank| self.sequences[&rank.1].pending();
         let (num_prompts, num_decoding) = (prompts.len(), step.entries.len());
+        let num_pending: usize = prompts.iter().map(|(rank, _)| pending(rank)).sum();
         let others_decode = num_decoding > 0;
         if others_decode {
             budget.rows = budget.rows.min(limits.prompt_tokens.max(1));
@@ -23,10 +27,11 @@ impl Scheduler {
         let each_fits = others_decode && prompts.iter().all(|(rank, _)| pending(rank) <= budget.rows);
         let Some((first, rows)) = prompts.first_mut() else { return };
         if each_fits {
-            // A row of a prompt takes no longer than one that decodes: half as many as those are half as long again.
-            let least = LEAST_PART.max(num_prompts).max(self.sequences[&first.1].sixth);
-            let part = limits.short_prompts.max(num_decoding / 2).max(least);
             let all = pending(first);
+            let backlog = num_prompts.max(num_pending / BACKLOG_STEPS);
+            let least = LEAST_PART.max(backlog).max(all.min(self.sequences[&first.1].least_part));
+            // A row of a prompt takes no longer than one that decodes: half as many as those are half as long again.
+            let part = limits.short_prompts.max(num_decoding / 2).max(least);
             // Less than half a part is not left for a step of its own.
             let is_whole = all.saturating_sub(part) < part.div_ceil(2);
             budget.rows = budget.rows.min(if is_whole { part.max(all) } else { part });

@@ -15,8 +15,9 @@ pub(super) struct State {
     pub(super) rows: KnownRows,
     /// Tokens whose keys and values lie in `blocks`.
     pub(super) num_computed: usize,
-    /// A sixth of the tokens that were to be computed when it began to run.
-    pub(super) sixth: usize,
+    /// How many of its pending tokens are worth a step, where others decode: a sixth of those that it began with, or all that a
+    /// grammar forced.
+    pub(super) least_part: usize,
     /// Blocks of the table that the prefix cache knows.
     pub(super) num_published: usize,
     pub(super) num_guesses: usize,
@@ -35,7 +36,7 @@ impl State {
             num_passed_by: 0,
             rows,
             num_computed: 0,
-            sixth: 0,
+            least_part: 0,
             num_published: 0,
             num_guesses: 0,
             blocks: BlockTable::default(),
@@ -66,6 +67,14 @@ impl State {
         self.num_tokens() - self.num_computed
     }
 
+    /// Takes in the tokens behind the known ones.
+    pub(super) fn push(&mut self, chosen: &[u32]) {
+        chosen.iter().for_each(|&token| self.chain.push(token));
+        if !chosen.is_empty() {
+            self.least_part = self.pending();
+        }
+    }
+
     /// Names of the blocks that a cache may provide.
     pub(super) fn cacheable(&self) -> &[BlockHash] {
         // Also when it comes back: another sequence may have computed further than this one was asked about.
@@ -92,7 +101,7 @@ impl State {
     pub(super) fn begin(&mut self, blocks: BlockTable, num_computed: usize) {
         self.blocks = blocks;
         self.num_computed = num_computed;
-        self.sixth = self.pending().div_ceil(6);
+        self.least_part = self.pending().div_ceil(6);
         self.is_running = true;
         self.has_run = true;
     }

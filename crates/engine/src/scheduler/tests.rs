@@ -134,9 +134,57 @@ fn a_short_prompt_is_whole_where_rows_cost_nothing() {
 }
 
 #[test]
-fn a_step_has_half_as_many_rows_of_short_prompts_as_decode_and_one_for_each() {
+fn a_step_has_half_as_many_rows_of_short_prompts_as_decode_and_more_where_many_wait() {
     assert_eq!(rows_of_prompts(20, &[30]), 10);
-    assert_eq!(rows_of_prompts(2, &[16; 9]), 9);
+    assert_eq!(rows_of_prompts(2, &[16; 9]), 9, "one for each");
+    assert_eq!(rows_of_prompts(2, &[48; 15]), 22, "of 720 tokens");
+}
+
+#[test]
+fn what_a_grammar_forced_is_not_cut_as_a_prompt_is() {
+    let limits = StepLimits { prompt_tokens: 40, short_prompts: 1 };
+    let mut scheduler = scheduler(3, 64, 40, 4);
+    add(&mut scheduler, A, 2);
+    add(&mut scheduler, B, 2);
+    let step = scheduler.schedule(limits);
+    scheduler.advance(&step.entries[0], &[7], 0);
+    scheduler.advance(&step.entries[1], &[7; 30], 0);
+    assert_eq!(entries(&advance_within(&mut scheduler, limits)), [(A, 2..3), (B, 2..32)]);
+}
+
+#[test]
+fn the_end_of_a_prompt_does_not_let_more_of_the_others_in() {
+    let limits = StepLimits { prompt_tokens: 130, short_prompts: 1 };
+    let mut scheduler = scheduler(3, 200, 200, 4);
+    add(&mut scheduler, A, 2);
+    advance(&mut scheduler);
+    add(&mut scheduler, B, 380);
+    for tokens in [0..130, 130..260] {
+        assert_eq!(entries(&advance_within(&mut scheduler, limits))[1], (B, tokens));
+    }
+    assert_eq!(entries(&advance_within(&mut scheduler, limits))[1], (B, 260..324), "a sixth");
+    add(&mut scheduler, C, 60);
+    assert_eq!(entries(&advance_within(&mut scheduler, limits))[1..], [(B, 324..380)], "and not 64 with those of C");
+}
+
+#[test]
+fn more_urgent_prompts_pass_one_that_runs_no_more_often_than_one_that_waits() {
+    let limits = StepLimits { prompt_tokens: 16, short_prompts: 16 };
+    let mut scheduler = scheduler(40, 64, 400, 4);
+    add(&mut scheduler, A, 2);
+    advance(&mut scheduler);
+    add(&mut scheduler, B, 16);
+    let patience = scheduler.config.patience as u64;
+    for number in 0..=patience {
+        let urgent = SequenceId(100 + number);
+        add_urgent(&mut scheduler, urgent, 16);
+        let step = advance_within(&mut scheduler, limits);
+        assert!(entries(&step).contains(&(urgent, 0..16)) && step.entries.iter().all(|entry| entry.sequence != B));
+        scheduler.remove(urgent);
+    }
+    add_urgent(&mut scheduler, C, 16);
+    let step = advance_within(&mut scheduler, limits);
+    assert!(entries(&step).contains(&(B, 0..16)), "{step:?}");
 }
 
 #[test]

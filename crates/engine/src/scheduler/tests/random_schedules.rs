@@ -25,6 +25,7 @@ struct Client {
 struct World {
     config: SchedulerConfig,
     prompt_tokens: usize,
+    short_prompts: usize,
     num_blocks: usize,
     block_size: usize,
     clients: Vec<Client>,
@@ -50,13 +51,19 @@ fn client(priorities: std::ops::Range<i32>) -> impl Strategy<Value = Client> {
 
 fn world(priorities: std::ops::Range<i32>) -> impl Strategy<Value = World> {
     let clients = prop::collection::vec(client(priorities), 1..24);
-    let config = (1usize..9, 0usize..30, 0usize..20, 1usize..40);
+    let config = (1usize..9, 0usize..30, 0usize..20, 1usize..40, 1usize..40);
     (config, 4usize..40, 1usize..9, clients, 0usize..8).prop_map(
-        |((max_batch, spare, spare_logits, prompt_tokens), num_blocks, block_size, mut clients, patience)| {
+        |(
+            (max_batch, spare, spare_logits, prompt_tokens, short_prompts),
+            num_blocks,
+            block_size,
+            mut clients,
+            patience,
+        )| {
             clients.sort_by_key(|client| client.arrives);
             let max_logit_rows = max_batch + spare_logits;
             let config = SchedulerConfig { max_batch, token_budget: max_batch + spare, max_logit_rows, patience };
-            World { config, prompt_tokens, num_blocks, block_size, clients }
+            World { config, prompt_tokens, short_prompts, num_blocks, block_size, clients }
         },
     )
 }
@@ -236,7 +243,11 @@ impl Life<'_> {
     fn check_patience(&mut self, step: &Step) {
         let SchedulerConfig { patience, max_batch, .. } = self.world.config;
         for new in &step.admitted {
-            let waiting = self.scheduler.waiting.iter().map(|rank| rank.1).filter(|&id| id < new.sequence);
+            let priority = self.scheduler.sequences[&new.sequence].priority;
+            let is_behind = |rank: &&Rank| rank.0 > priority && self.scheduler.sequences[&rank.1].pending() > 1;
+            let behind = self.scheduler.running.iter().filter(is_behind);
+            let waiting =
+                self.scheduler.waiting.iter().chain(behind).map(|rank| rank.1).filter(|&id| id < new.sequence);
             // Who can never fit is told so in the step that comes to it, and others begin in the same.
             let is_served = |id: &SequenceId| !step.exhausted.contains(id) && !self.waits_for_another(*id);
             let passed: Vec<SequenceId> = waiting.filter(is_served).collect();
@@ -318,10 +329,8 @@ impl Life<'_> {
         }
         self.guess();
         let first = self.first();
-        let step = self.scheduler.schedule(StepLimits {
-            prompt_tokens: self.world.prompt_tokens,
-            short_prompts: self.world.prompt_tokens.div_ceil(2),
-        });
+        let &World { prompt_tokens, short_prompts, .. } = self.world;
+        let step = self.scheduler.schedule(StepLimits { prompt_tokens, short_prompts });
         self.check(&step, first);
         self.check_patience(&step);
         self.run(&step);
@@ -382,6 +391,6 @@ fn everyone_finishes_where_blocks_are_so_few_that_sequences_keep_preempting_each
     };
     let config = SchedulerConfig { max_batch: 4, token_budget: 8, max_logit_rows: 4, patience: 64 };
     let clients = (0..8).map(client).collect();
-    let tight = World { config, prompt_tokens: 4, num_blocks: 6, block_size: 2, clients };
+    let tight = World { config, prompt_tokens: 4, short_prompts: 2, num_blocks: 6, block_size: 2, clients };
     assert!(live(&tight) > 0);
 }
