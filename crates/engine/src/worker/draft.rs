@@ -69,7 +69,7 @@ impl Worker {
             return true;
         }
         // Alone, nobody waits for the next token but the one who gains by it.
-        let max_catch_up = if num_rows == 1 { usize::MAX } else { self.pace.prompt_tokens() };
+        let max_catch_up = if num_rows == 1 { usize::MAX } else { self.pace.prompt_tokens(decoding.len()) };
         let (scheduler, scratch) = (&self.scheduler, &mut self.scratch);
         let outcome = catch_unwind(AssertUnwindSafe(|| drafter.guess(wishes, max_catch_up, worth, scheduler, scratch)));
         let guesses = match outcome {

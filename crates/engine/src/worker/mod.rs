@@ -146,7 +146,7 @@ impl Worker {
             self.fail_late();
             self.restore();
             self.guess();
-            let step = self.scheduler.schedule(self.pace.limits());
+            let step = self.scheduler.schedule(self.pace.limits(self.scheduler.decoding().count()));
             self.note_admitted(&step);
             self.note_preempted(&step);
             self.cut_exhausted(&step);
