@@ -11,7 +11,7 @@
 //! has it; in the paper it is that before the truncation. A token that was the only one to choose teaches nothing, whether or not a
 //! grammar had it chosen.
 
-use super::candidates::{Candidate, mass};
+use super::candidates::mass;
 use super::chain::Left;
 use crate::{Mirostat as Params, MirostatVersion};
 
@@ -58,10 +58,11 @@ impl Mirostat {
 /// The exponent of Zipf's law that fits the most probable tokens best.
 fn slope(left: &mut Left<'_>) -> f64 {
     let num = left.items.len().min(NUM_ESTIMATED);
+    let rank = left.rank();
     if num < left.items.len() {
-        left.items.select_nth_unstable_by(num - 1, Candidate::rank);
+        left.items.select_nth_unstable_by(num - 1, &rank);
     }
-    left.items[..num].sort_unstable_by(Candidate::rank);
+    left.items[..num].sort_unstable_by(&rank);
     let ln_weights: Vec<f64> = left.items[..num].iter().map(|item| f64::from(left.ln_weight(item))).collect();
     let (mut products, mut squares) = (0.0, 0.0);
     for (place, pair) in ln_weights.windows(2).enumerate() {
@@ -102,6 +103,14 @@ mod tests {
                 assert!(surprise(num) < mu + 0.75 && surprise(num + 1) > mu, "{exponent} {mu}: {num}");
             }
         }
+    }
+
+    #[test]
+    fn tokens_too_light_for_a_float_have_a_slope() {
+        let logits: Vec<f32> = (1..=200).rev().map(|rank| -2.0 * (rank as f32).ln()).collect();
+        let mut items = Vec::new();
+        let slope = slope(&mut Left::all(&logits, 0.0, 0.05, &mut items));
+        assert!((slope - 40.0).abs() < 1e-3, "{slope}");
     }
 
     #[test]
