@@ -241,7 +241,7 @@ impl Sampler {
         } else if has_top_p {
             let total = candidates.total();
             candidates.list(top_p::floor(self.top_p, total, candidates.weights.len()));
-            top_p::keep(&mut candidates.items, f64::from(self.top_p) * total, 0);
+            top_p::keep(&mut candidates.items, f64::from(self.top_p) * total);
             return (candidates.draw_from_list(unit), Kept::Listed);
         } else {
             return (candidates.draw_from_all(unit), Kept::All);
@@ -252,7 +252,7 @@ impl Sampler {
         }
         if has_top_p {
             let target = f64::from(self.top_p) * candidates::mass(&candidates.items);
-            top_p::keep(&mut candidates.items, target, 0);
+            top_p::keep(&mut candidates.items, target);
         }
         (candidates.draw_from_list(unit), Kept::Listed)
     }

@@ -9,10 +9,9 @@ pub(super) fn floor(p: f32, total: f64, num_tokens: usize) -> f32 {
     (0.5 * (1.0 - f64::from(p)) * total / num_tokens as f64) as f32
 }
 
-/// Keeps the heaviest candidates up to the one with which their weight reaches `target`; at least `min_keep`. They are in order of
-/// rank but for a large `min_keep`.
-pub(super) fn keep(items: &mut Vec<Candidate>, target: f64, min_keep: usize) {
-    keep_mass(items, (target, min_keep), |item| item.weight, Candidate::rank);
+/// Keeps the heaviest candidates up to the one with which their weight reaches `target`, in order of rank.
+pub(super) fn keep(items: &mut Vec<Candidate>, target: f64) {
+    keep_mass(items, (target, 0), |item| item.weight, Candidate::rank);
 }
 
 /// Keeps the first items of an order up to the one with which their weight reaches `target`; at least `min_keep`. They are in that

@@ -24,8 +24,7 @@ struct Client {
 #[derive(Debug, Clone)]
 struct World {
     config: SchedulerConfig,
-    prompt_tokens: usize,
-    short_prompts: usize,
+    limits: StepLimits,
     num_blocks: usize,
     block_size: usize,
     clients: Vec<Client>,
@@ -51,19 +50,15 @@ fn client(priorities: std::ops::Range<i32>) -> impl Strategy<Value = Client> {
 
 fn world(priorities: std::ops::Range<i32>) -> impl Strategy<Value = World> {
     let clients = prop::collection::vec(client(priorities), 1..24);
-    let config = (1usize..9, 0usize..30, 0usize..20, 1usize..40, 1usize..40);
-    (config, 4usize..40, 1usize..9, clients, 0usize..8).prop_map(
-        |(
-            (max_batch, spare, spare_logits, prompt_tokens, short_prompts),
-            num_blocks,
-            block_size,
-            mut clients,
-            patience,
-        )| {
+    let config = (1usize..9, 0usize..30, 0usize..20);
+    let limits =
+        (1usize..40, 1usize..40).prop_map(|(prompt_tokens, short_prompts)| StepLimits { prompt_tokens, short_prompts });
+    (config, limits, 4usize..40, 1usize..9, clients, 0usize..8).prop_map(
+        |((max_batch, spare, spare_logits), limits, num_blocks, block_size, mut clients, patience)| {
             clients.sort_by_key(|client| client.arrives);
             let max_logit_rows = max_batch + spare_logits;
             let config = SchedulerConfig { max_batch, token_budget: max_batch + spare, max_logit_rows, patience };
-            World { config, prompt_tokens, short_prompts, num_blocks, block_size, clients }
+            World { config, limits, num_blocks, block_size, clients }
         },
     )
 }
@@ -203,7 +198,10 @@ impl Life<'_> {
             prompt_rows += if is_decode_row { 0 } else { entry.tokens.len() };
         }
         assert!(logit_rows <= config.max_logit_rows, "{logit_rows} rows of logits in {step:?}");
-        assert!(!is_decoding || prompt_rows <= self.world.prompt_tokens, "{prompt_rows} prompt rows in {step:?}");
+        assert!(
+            !is_decoding || prompt_rows <= self.world.limits.prompt_tokens,
+            "{prompt_rows} prompt rows in {step:?}"
+        );
         self.check_sequences(step, &scheduled, first);
     }
 
@@ -329,8 +327,7 @@ impl Life<'_> {
         }
         self.guess();
         let first = self.first();
-        let &World { prompt_tokens, short_prompts, .. } = self.world;
-        let step = self.scheduler.schedule(StepLimits { prompt_tokens, short_prompts });
+        let step = self.scheduler.schedule(self.world.limits);
         self.check(&step, first);
         self.check_patience(&step);
         self.run(&step);
@@ -391,6 +388,7 @@ fn everyone_finishes_where_blocks_are_so_few_that_sequences_keep_preempting_each
     };
     let config = SchedulerConfig { max_batch: 4, token_budget: 8, max_logit_rows: 4, patience: 64 };
     let clients = (0..8).map(client).collect();
-    let tight = World { config, prompt_tokens: 4, short_prompts: 2, num_blocks: 6, block_size: 2, clients };
+    let limits = StepLimits { prompt_tokens: 4, short_prompts: 2 };
+    let tight = World { config, limits, num_blocks: 6, block_size: 2, clients };
     assert!(live(&tight) > 0);
 }
