@@ -11,10 +11,12 @@ median, tenth and ninetieth percentile of the ratio of decode speeds.
 """
 import argparse
 import json
+import shlex
 import statistics
-import subprocess
 import time
 import urllib.request
+
+from serving import HOST, append, build_of, origin, servers
 
 PASSAGES = [
     "The lighthouse at Cape Orrin was built in 1871 by a crew of forty men who hauled the granite up the cliff on sledges. "
@@ -85,25 +87,12 @@ def workloads():
     return {"quote": quote, "code-edit": edit, "free": FREE}
 
 
-class Server:
-    def __init__(self, taper, model, speculation, port, threads, draft_model=None):
-        self.url = f"http://127.0.0.1:{port}"
-        command = [taper, "serve", "-m", model, "--port", str(port), "--speculation", speculation, "-t", str(threads)]
-        command += ["--draft-model", draft_model] if draft_model else []
-        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(self.url + "/health")
-                return
-            except OSError:
-                time.sleep(0.1)
-        raise SystemExit(f"{' '.join(command)} was not ready within a minute")
-
-    def ask(self, prompt, max_tokens):
-        body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "cache_salt": str(time.time_ns())}
-        request = urllib.request.Request(self.url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
-        answer = json.load(urllib.request.urlopen(request, timeout=300))
-        return answer["choices"][0]["text"], answer["timings"]["predicted_per_second"], answer["usage"]["completion_tokens"]
+def ask(server, prompt, max_tokens):
+    """The text of an answer, its tokens per second as the server counts them, and how many they are."""
+    body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "cache_salt": str(time.time_ns())}
+    request = urllib.request.Request(f"http://{HOST}:{server.port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    answer = json.load(urllib.request.urlopen(request, timeout=300))
+    return answer["choices"][0]["text"], answer["timings"]["predicted_per_second"], answer["usage"]["completion_tokens"]
 
 
 def repetition(text):
@@ -120,44 +109,45 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out")
+    parser.add_argument("--port", type=int, default=8390, help="of the first server; the other follows")
+    parser.add_argument("--out", metavar="JSONL", help="adds a row per workload")
     args = parser.parse_args()
-    off = Server(args.taper, args.model, "off", 8151, args.threads)
     speculation = "draft" if args.draft_model else "lookup"
-    guessing = Server(args.taper, args.model, speculation, 8152, args.threads, args.draft_model)
-    rows = []
-    try:
+    common = [args.taper, "serve", "-m", args.model, "-t", str(args.threads), "--speculation"]
+    draft = ["--draft-model", args.draft_model] if args.draft_model else []
+    facts = {**origin(args, args.taper), "command": shlex.join([*common, speculation, *draft])}
+    with servers({"off": [*common, "off"], speculation: [*common, speculation, *draft]}, args.port) as (off, guessing):
+        facts["build"] = build_of(guessing)
         for name, prompts in workloads().items():
-            ratios, left_out, speeds = [], 0, []
-            for prompt in prompts:
-                per_round = []
-                for turn in range(args.rounds):
-                    order = [off, guessing] if turn % 2 == 0 else [guessing, off]
-                    answers = {server: server.ask(prompt, args.max_tokens) for server in order}
-                    (plain, slow, count), (guessed, fast, _) = answers[off], answers[guessing]
-                    if plain != guessed:
-                        raise SystemExit(f"texts differ:\n{plain!r}\n{guessed!r}")
-                    if count > 8:
-                        per_round.append(fast / slow)
-                        speeds.append((slow, fast))
-                if name != "free" and repetition(plain) > 0.3:
-                    left_out += 1
-                elif per_round:
-                    ratios.append(statistics.median(per_round))
-            ratios.sort()
-            at = lambda share: round(ratios[min(len(ratios) - 1, int(share * len(ratios)))], 3)
-            row = {"bench": "speculation", "from": speculation, "case": name, "requests": len(ratios), "left_out": left_out, "rounds": args.rounds,
-                   "ratio_median": round(statistics.median(ratios), 3), "ratio_p10": at(0.1), "ratio_p90": at(0.9),
-                   "off_tok_s_median": round(statistics.median(s for s, _ in speeds), 1)}
+            row = {**compare(name, prompts, (off, guessing), args), **facts}
             print(json.dumps(row), flush=True)
-            rows.append(row)
-    finally:
-        for server in (off, guessing):
-            server.process.terminate()
-            server.process.wait()
-    if args.out:
-        with open(args.out, "a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+            append(args.out, [row])
+
+
+def compare(name, prompts, both, args):
+    """The row of a workload."""
+    off, guessing = both
+    ratios, left_out, speeds = [], 0, []
+    for prompt in prompts:
+        per_round = []
+        for turn in range(args.rounds):
+            order = [off, guessing] if turn % 2 == 0 else [guessing, off]
+            answers = {server.name: ask(server, prompt, args.max_tokens) for server in order}
+            (plain, slow, count), (guessed, fast, _) = answers[off.name], answers[guessing.name]
+            if plain != guessed:
+                raise SystemExit(f"texts differ:\n{plain!r}\n{guessed!r}")
+            if count > 8:
+                per_round.append(fast / slow)
+                speeds.append(slow)
+        if name != "free" and repetition(plain) > 0.3:
+            left_out += 1
+        elif per_round:
+            ratios.append(statistics.median(per_round))
+    ratios.sort()
+    at = lambda share: round(ratios[min(len(ratios) - 1, int(share * len(ratios)))], 3)
+    return {"bench": "speculation", "from": guessing.name, "case": name, "requests": len(ratios), "left_out": left_out, "rounds": args.rounds,
+            "ratio_median": round(statistics.median(ratios), 3), "ratio_p10": at(0.1), "ratio_p90": at(0.9),
+            "off_tok_s_median": round(statistics.median(speeds), 1)}
 
 
 if __name__ == "__main__":
