@@ -8,6 +8,9 @@
 use crate::{BLOCK_SIZE, ScoreStatistics, WeightType};
 use std::ops::Range;
 
+/// What any thread can do; see [`Backend::send_out`].
+pub type Errand = Box<dyn FnOnce() + Send>;
+
 /// What a backend cannot do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -528,6 +531,10 @@ pub trait Backend: Send + Sync + 'static {
     /// A hint: the calling thread asks for operations from now on, and may be given a processor to itself. It is said again before
     /// each step, so that the processors can be given out anew when another thread does, or does no more.
     fn settle(&self) {}
+    /// Has something done that nobody waits for, by a thread of the backend that has nothing to do, or by the calling one.
+    fn send_out(&self, errand: Errand) {
+        errand();
+    }
     /// A hint: the product after the next one is with this matrix, and whatever waits for work may fetch it. It decides no bit.
     fn soon(&self, _matrix: &Self::Matrix) {}
     /// `out = x * matrix^T (+ bias)`; `x` is `[rows, K]`, `out` `[rows, N]`, N the sum over the parts.

@@ -14,7 +14,7 @@ pub mod softmax;
 mod weight_type;
 
 pub use backend::{
-    AttentionParams, AttentionScheme, Backend, BackendInfo, Demand, Draw, Error, HeadLayout, KvDtype, KvLayout,
+    AttentionParams, AttentionScheme, Backend, BackendInfo, Demand, Draw, Errand, Error, HeadLayout, KvDtype, KvLayout,
     MatrixData, Norm, Rope, RopeKind, SequenceSpan, Softmax, StepInputs, StepTables, Turn, UnifiedRange,
 };
 pub use cpu::{Activations, Cpu, CpuConfig};

@@ -25,5 +25,5 @@ pub use softmax::{AttendedRows, ModelSoftmax};
 pub use step::{LogitRows, Logits, SequenceSlice};
 pub use taper_kernels::cpu::processors;
 /// What a caller must name to hold a network of any backend, and to cut sequences into blocks.
-pub use taper_kernels::{BLOCK_SIZE, Backend, Draw, Largest, largest};
+pub use taper_kernels::{BLOCK_SIZE, Backend, Draw, Errand, Largest, largest};
 pub use weights::{MatrixShape, Quantization, matrix_shapes, part_shapes};

@@ -22,7 +22,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use taper_checkpoint::Checkpoint;
 use taper_kernels::{
-    AttentionScheme, BLOCK_SIZE, Backend, Demand, Draw, KvDtype, KvLayout, ScoreStatistics, StepInputs,
+    AttentionScheme, BLOCK_SIZE, Backend, Demand, Draw, Errand, KvDtype, KvLayout, ScoreStatistics, StepInputs,
 };
 
 /// What a user may choose when a model is loaded.
@@ -305,6 +305,11 @@ impl<B: Backend> Llama<B> {
     /// The calling thread runs the steps from now on, see [`Backend::settle`].
     pub fn settle(&self) {
         self.backend.settle();
+    }
+
+    /// Has something done that nobody waits for, see [`Backend::send_out`].
+    pub fn send_out(&self, errand: Errand) {
+        self.backend.send_out(errand);
     }
 
     /// Runs one step: stores the keys and values of every token, and computes the logits that the slices ask for.

@@ -167,9 +167,13 @@ pub(crate) struct EventSender {
 }
 
 impl EventSender {
-    /// Sends an event, unless the stream is gone.
-    pub(crate) fn send(&self, event: Event) {
+    /// Says that an event is about to be sent: called by the engine thread, within a round of [`Delivery`].
+    pub(crate) fn announce(&self) {
         self.receipt.sending();
+    }
+
+    /// Sends an event that was announced, unless the stream is gone.
+    pub(crate) fn send(&self, event: Event) {
         if self.sender.send(event).is_err() {
             self.receipt.taken();
         }

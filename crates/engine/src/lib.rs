@@ -18,6 +18,7 @@ mod grammar;
 mod handle;
 mod metrics;
 mod model_runner;
+mod outbox;
 mod pace;
 mod params;
 mod requests;

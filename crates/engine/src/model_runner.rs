@@ -1,7 +1,7 @@
 //! The [`Runner`] of real models.
 
 use crate::{Embeddings, LogitsBuffer, RowDraw, Runner, RunnerError, RunnerLimits};
-use taper_models::{BLOCK_SIZE, Backend, Llama, SequenceSlice};
+use taper_models::{BLOCK_SIZE, Backend, Errand, Llama, SequenceSlice};
 
 /// A network with its weights and KV cache, as the engine thread runs it.
 pub struct ModelRunner<B: Backend>(pub Llama<B>);
@@ -89,6 +89,10 @@ impl<B: Backend> Runner for ModelRunner<B> {
 
     fn settle(&mut self) {
         self.0.settle();
+    }
+
+    fn send_out(&mut self, errand: Errand) {
+        self.0.send_out(errand);
     }
 
     fn recomputed_rows(&self) -> u64 {

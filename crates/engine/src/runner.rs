@@ -1,7 +1,7 @@
 //! The seam between scheduling and arithmetic: a [`Runner`] computes one step. `ModelRunner` is the real one; the one in
 //! `stub` lets engine and server be tested without weights.
 
-use taper_models::{Draw, Pooling, SequenceSlice};
+use taper_models::{Draw, Errand, Pooling, SequenceSlice};
 
 /// What a runner can hold and do; fixed while it lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -188,6 +188,11 @@ pub trait Runner: Send {
 
     /// The calling thread calls everything else, too; called before each step, and cheap.
     fn settle(&mut self) {}
+
+    /// Has something done that nobody waits for, by a thread that has nothing to do between two steps, or by the calling one.
+    fn send_out(&mut self, errand: Errand) {
+        errand();
+    }
 
     /// (row, head) pairs of attention that were computed a second time since the start, because the fixed reference of their
     /// softmax did not fit.

@@ -29,8 +29,8 @@ pub use read::read;
 
 use crate::reference::angles_row;
 use crate::{
-    AttentionParams, Backend, BackendInfo, Draw, Error, HeadLayout, KvLayout, MatrixData, Rope, ScoreStatistics,
-    StepTables, WeightType, largest,
+    AttentionParams, Backend, BackendInfo, Draw, Errand, Error, HeadLayout, KvLayout, MatrixData, Rope,
+    ScoreStatistics, StepTables, WeightType, largest,
 };
 use attention::AttentionScratch;
 use cores::Cores;
@@ -267,6 +267,10 @@ impl Backend for Cpu {
 
     fn settle(&self) {
         self.pool().settle();
+    }
+
+    fn send_out(&self, errand: Errand) {
+        self.pool().send_out(errand);
     }
 
     fn soon(&self, matrix: &PackedMatrix) {

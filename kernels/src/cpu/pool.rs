@@ -1,6 +1,7 @@
 //! Threads that share one loop: [`Pool::run`] calls a closure once for every chunk index, on the workers and on the caller,
 //! and returns when all calls have ended. `shared.rs` has how threads agree on who does what.
 
+mod errand;
 mod long_slices;
 mod ranges;
 mod read_ahead;

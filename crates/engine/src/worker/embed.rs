@@ -32,7 +32,7 @@ impl Worker {
             return Err(EngineError::InvalidEmbedding { element, value: vector[element] });
         }
         let now = Instant::now();
-        self.outbox.push((request.events.clone(), Event::Embedding(vector)));
+        self.outbox.push(&request.events, Event::Embedding(vector));
         let choice = request.finished(FinishReason::Stop, &self.sequences[&entry.sequence]);
         self.shared.metrics.note_embedded(choice, now);
         self.complete(key, now);

@@ -54,7 +54,9 @@ impl Worker {
             let choice = request.finished(*reason, &self.sequences[&id]);
             self.shared.metrics.note_finished(choice, now);
         }
-        self.outbox.extend(accepted.event.map(|event| (request.events.clone(), event)));
+        if let Some(event) = accepted.event {
+            self.outbox.push(&request.events, event);
+        }
         if !accepted.is_finished {
             return;
         }
@@ -71,7 +73,7 @@ impl Worker {
         if request.pooler.is_none() {
             self.shared.metrics.longest_choice.observe(request.longest_choice() as f64);
         }
-        self.outbox.push((request.events.clone(), Event::Done(request.usage(now))));
+        self.outbox.push(&request.events, Event::Done(request.usage(now)));
         let age_s = request.age_s(now);
         let mut status = self.shared.status();
         let mean = status.mean_request_s;
@@ -85,7 +87,7 @@ impl Worker {
         if let Some(request) = self.requests.get(&key) {
             tracing::warn!(request = key, %error, "request failed");
             self.shared.metrics.note_ended(EndReason::Error, request.unfinished.len());
-            self.outbox.push((request.events.clone(), Event::Failed(error.clone())));
+            self.outbox.push(&request.events, Event::Failed(error.clone()));
             self.forget(key);
         }
     }

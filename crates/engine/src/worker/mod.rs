@@ -5,10 +5,10 @@
 //! blocks free and its place in the queue open.
 
 use crate::disk_cache::DiskCache;
-use crate::event::EventSender;
 use crate::grammar::MaskWorker;
 use crate::handle::Shared;
 use crate::handle::{EngineConfig, EngineParts, Speculation};
+use crate::outbox::Outbox;
 use crate::pace::Pace;
 use crate::requests::{ActiveRequest, Submission};
 use crate::scheduler::{Admission, Arrival, KnownRows, Scheduler, SequenceId, Step};
@@ -16,7 +16,7 @@ use crate::sequence::{Form, Sequence};
 use crate::speculation::{Acceptance, Drafter, Lookup, StepCosts};
 use crate::sync::mpsc::Receiver;
 use crate::thoughts::Thoughts;
-use crate::{BlockChain, BlockHash, EngineError, Event, LogitsBuffer, Miss, Request, Runner, Sampler, Scratch};
+use crate::{BlockChain, BlockHash, EngineError, LogitsBuffer, Miss, Request, Runner, Sampler, Scratch};
 use disk::Restoring;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -77,7 +77,7 @@ pub(crate) struct Worker {
     scratch: Scratch,
     /// Since when the token at hand is worked on.
     token_begun: Instant,
-    outbox: Vec<(EventSender, Event)>,
+    outbox: Outbox,
     failures_in_a_row: u32,
     is_closing: bool,
 }
@@ -131,7 +131,7 @@ impl Worker {
             draws: Vec::new(),
             scratch: Scratch::default(),
             token_begun: Instant::now(),
-            outbox: Vec::new(),
+            outbox: Outbox::default(),
             failures_in_a_row: 0,
             is_closing: false,
         }
@@ -140,22 +140,28 @@ impl Worker {
     /// Works until told to stop, or drained, or left by all handles.
     pub(crate) fn run(mut self) {
         let _notice = DeathNotice(Arc::clone(&self.shared));
+        let mut took = Duration::ZERO;
         while self.take_commands() {
             let begin = Instant::now();
             self.cancel_abandoned();
             self.fail_late();
             self.restore();
+            if self.drafter.is_some() {
+                // A draft model computes as well.
+                self.shared.delivery.wait(took);
+            }
             self.guess();
             let step = self.scheduler.schedule(self.pace.limits(self.scheduler.decoding().count()));
             self.note_admitted(&step);
             self.note_preempted(&step);
             self.cut_exhausted(&step);
             if !step.entries.is_empty() {
+                self.shared.delivery.wait(took);
                 self.runner.settle();
                 self.run_step(&step);
             }
+            took = begin.elapsed();
             self.publish();
-            self.shared.delivery.wait(begin.elapsed());
         }
         self.fail_all(&EngineError::Stopped);
         self.publish();
@@ -232,7 +238,7 @@ impl Worker {
             let Some(request) = self.requests.get_mut(&key).filter(|_| !is_return) else { continue };
             request.note_admitted(cached_tokens, miss);
             if let Some(event) = request.progress(cached_tokens, Instant::now()) {
-                self.outbox.push((request.events.clone(), event));
+                self.outbox.push(&request.events, event);
             }
             if let Some(disk) = &self.disk {
                 // What is served from memory should not leave the disk for it.
@@ -276,10 +282,9 @@ impl Worker {
         running.extend(self.scheduler.running().filter_map(|id| Some(self.sequences.get(&id)?.running())));
         drop(running);
         self.shared.delivery.begin();
-        for (events, event) in self.outbox.drain(..) {
-            // A closed stream is noticed before the next step.
-            events.send(event);
-        }
+        let post = self.outbox.post();
+        // Who wakes up a client gives way to it; the second of several would wait for that.
+        if post.is_single() { self.runner.send_out(Box::new(|| post.send())) } else { post.send() }
     }
 }
 

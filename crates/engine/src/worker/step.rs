@@ -223,7 +223,7 @@ impl Worker {
         let key = self.sequences[&entry.sequence].request;
         let Some(request) = self.requests.get_mut(&key) else { return };
         if let Some(event) = request.progress(entry.tokens.end, Instant::now()) {
-            self.outbox.push((request.events.clone(), event));
+            self.outbox.push(&request.events, event);
         }
     }
 
@@ -241,7 +241,7 @@ impl Worker {
         }
         if let Some(logprobs) = gathered.finished(prompt.len()) {
             request.prompt_logprobs = None;
-            self.outbox.push((request.events.clone(), Event::PromptLogprobs(logprobs)));
+            self.outbox.push(&request.events, Event::PromptLogprobs(logprobs));
         }
         request.note_prompt_logprobs(begun);
         Ok(())

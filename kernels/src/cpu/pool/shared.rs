@@ -12,6 +12,7 @@
 
 use super::long_slices;
 use super::read_ahead::ReadAhead;
+use crate::Errand;
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,9 +20,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 
-/// Turns of `spin_loop` before a thread parks: 10-40 us, longer than the serial gaps between the loops of a token and
+/// Turns of `spin_loop` before the caller parks: 10-40 us, longer than the serial gaps between the loops of a token and
 /// shorter than anybody's time slice.
 const SPINS: u32 = 1000;
+/// Turns before a worker does: between two steps it should be awake for an errand.
+const WORKER_SPINS: u32 = 3 * SPINS;
 const COUNT_BITS: u32 = 24;
 pub(super) const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
 
@@ -48,10 +51,13 @@ pub(super) struct Shared {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     panicked: AtomicBool,
     shutdown: AtomicBool,
+    /// Of the first worker that sees it, between two loops; `errand.rs` has the rest.
+    pub(super) errand: Mutex<Option<Errand>>,
+    pub(super) has_errand: AtomicBool,
     /// Threads that have settled with the pool.
     pub(super) callers: AtomicUsize,
     /// For each worker: parked, or about to park.
-    parked: Vec<Padded<AtomicBool>>,
+    pub(super) parked: Vec<Padded<AtomicBool>>,
     /// For each thread, the caller first.
     pub(super) read_ahead: Vec<Padded<[ReadAhead; 2]>>,
 }
@@ -84,6 +90,8 @@ impl Shared {
             panic: Mutex::new(None),
             panicked: AtomicBool::new(false),
             shutdown: AtomicBool::new(false),
+            errand: Mutex::new(None),
+            has_errand: AtomicBool::new(false),
             callers: AtomicUsize::new(0),
             parked: (0..num_workers).map(|_| Padded(AtomicBool::new(false))).collect(),
             read_ahead: (0..=num_workers).map(|_| Padded(<[ReadAhead; 2]>::default())).collect(),
@@ -199,9 +207,11 @@ impl Shared {
         loop {
             while self.claim_and_run() {}
             let mut spins = 0;
-            while !self.has_chunks(Ordering::Relaxed) && !self.shutdown.load(Ordering::Relaxed) && spins < SPINS {
+            while !self.has_chunks(Ordering::Relaxed) && !self.shutdown.load(Ordering::Relaxed) && spins < WORKER_SPINS
+            {
                 spins += 1;
                 self.idle();
+                self.do_errand();
             }
             if self.shutdown.load(Ordering::SeqCst) {
                 return;
@@ -235,7 +245,7 @@ unsafe fn call_closure<F: Fn(usize) + Sync>(data: *const (), index: usize) {
 unsafe fn no_job(_: *const (), _: usize) {}
 
 /// A lock whose holder panicked still guards a plain value.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
