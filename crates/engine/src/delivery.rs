@@ -85,7 +85,8 @@ impl Delivery {
         (self.word.load(Ordering::SeqCst) >> 32) as u32
     }
 
-    fn is_due(&self) -> bool {
+    /// Whether a stream has not taken what it was sent in this round.
+    pub(crate) fn is_due(&self) -> bool {
         self.word.load(Ordering::SeqCst) & u64::from(u32::MAX) != 0
     }
 }

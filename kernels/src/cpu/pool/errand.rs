@@ -26,8 +26,10 @@ impl Pool {
 impl Shared {
     /// The caller's side; the caller holds `busy`, so there is one at a time.
     fn send_out(&self, errand: Errand) {
-        *lock(&self.errand) = Some(errand);
+        let mut place = lock(&self.errand);
+        *place = Some(errand);
         self.has_errand.store(true, Ordering::Release);
+        drop(place);
         for _ in 0..SPINS {
             if !self.has_errand.load(Ordering::Acquire) {
                 return;
@@ -51,9 +53,10 @@ impl Shared {
 
     /// The errand, for the first who asks.
     fn take_errand(&self) -> Option<Errand> {
-        let errand = lock(&self.errand).take();
+        let mut place = lock(&self.errand);
+        // Within the lock, like the other side: one who comes too late must not hide the next errand.
         self.has_errand.store(false, Ordering::Release);
-        errand
+        place.take()
     }
 }
 
