@@ -3,7 +3,6 @@
 use crate::Event;
 use crate::event::EventSender;
 use crate::sync::{Mutex, MutexGuard};
-use std::mem;
 use std::sync::{Arc, PoisonError};
 
 type Letters = Vec<(EventSender, Event)>;
@@ -26,13 +25,7 @@ impl Outbox {
     pub(crate) fn post(&mut self) -> Post {
         self.letters.iter().for_each(|(events, _)| events.announce());
         let is_single = self.letters.len() == 1;
-        let mut posted = lock(&self.posted);
-        // Mostly both are empty or one is, and no memory is asked for.
-        if posted.is_empty() {
-            mem::swap(&mut *posted, &mut self.letters);
-        } else {
-            posted.append(&mut self.letters);
-        }
+        lock(&self.posted).append(&mut self.letters);
         Post { posted: Arc::clone(&self.posted), is_single }
     }
 }

@@ -147,8 +147,8 @@ impl Worker {
             self.fail_late();
             self.restore();
             if self.drafter.is_some() {
-                // A draft model computes as well.
-                self.shared.delivery.wait(took);
+                // A draft model computes as well. What is not taken by then is not waited for again before the step.
+                self.shared.delivery.wait(std::mem::take(&mut took));
             }
             self.guess();
             let step = self.scheduler.schedule(self.pace.limits(self.scheduler.decoding().count()));
