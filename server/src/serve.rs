@@ -21,6 +21,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
+use taper_engine::Handoff;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinSet;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -167,6 +168,17 @@ async fn finish(state: &ServerState, all_closed: impl Future<Output = ()>) {
     }
 }
 
+/// Polls a future in the context of this runtime, whichever thread does it.
+async fn in_runtime(future: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Handle::current();
+    let mut future = pin!(future);
+    std::future::poll_fn(|context| {
+        let _entered = runtime.enter();
+        future.as_mut().poll(context)
+    })
+    .await;
+}
+
 /// What a connection carries, encrypted or not.
 trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
 
@@ -208,7 +220,8 @@ impl Door {
             tokio::select! {
                 () = &mut end => break,
                 accepted = self.places.accept(socket) => {
-                    connections.spawn(self.connection(accepted, keep_alive, graceful.watcher()));
+                    let connection = self.connection(accepted, keep_alive, graceful.watcher());
+                    connections.spawn(Handoff::new(in_runtime(connection)));
                 }
                 Some(_) = connections.join_next() => {}
             }

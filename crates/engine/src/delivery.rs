@@ -9,8 +9,8 @@
 //! times between two tokens the 98th and 99th percentile are 5.4 and 6.5 ms waiting awake, 6.3 and 7.1 ms asleep, and 6.7 and
 //! 7.6 ms without a wait. The speed differs by less than that of two starts of one program.
 //!
-//! The wait is behind the bookkeeping between two steps, which needs no other core. That, and a worker of the kernels that sends a
-//! single event ([`crate::Runner::send_out`]), made one stream 2 % faster (Zen 5, 2.05 ms a step, in turns of 128 tokens, six starts).
+//! The wait is behind the bookkeeping between two steps, which needs no other core. What a worker of the kernels hands off
+//! (`handoff.rs`) is not waited for.
 //!
 //! To wait until the streams ask for more makes a token of 7.6 ms 0.8 % slower (Zen 3, in turns of 64 tokens within one server).
 //!

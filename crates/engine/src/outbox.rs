@@ -1,9 +1,12 @@
 //! Events between the step that made them and the streams.
 
-use crate::Event;
 use crate::event::EventSender;
 use crate::sync::{Mutex, MutexGuard};
+use crate::{Event, handoff};
 use std::sync::{Arc, PoisonError};
+
+/// Readers that one thread goes on with. Each takes 50 us or so; `handoff.rs` has what more would gain.
+const MAX_READERS: usize = 8;
 
 type Letters = Vec<(EventSender, Event)>;
 
@@ -20,33 +23,43 @@ impl Outbox {
         self.letters.push((events.clone(), event));
     }
 
-    /// Posts what there is, on the engine thread. Whoever calls what is returned sends it, and whatever was posted before it and
-    /// is not sent yet.
+    /// Posts what there is. Whoever sends what is returned sends whatever was posted before it and is not sent yet as well.
     pub(crate) fn post(&mut self) -> Post {
-        self.letters.iter().for_each(|(events, _)| events.announce());
-        let is_single = self.letters.len() == 1;
+        let num_letters = self.letters.len();
+        let are_texts = self.letters.iter().all(|(_, event)| matches!(event, Event::Text { .. }));
+        let is_short_work = are_texts && (1..=MAX_READERS).contains(&num_letters);
         lock(&self.posted).append(&mut self.letters);
-        Post { posted: Arc::clone(&self.posted), is_single }
+        Post { posted: Arc::clone(&self.posted), is_short_work }
     }
 }
 
 /// What was posted.
 pub(crate) struct Post {
     posted: Arc<Mutex<Letters>>,
-    is_single: bool,
+    is_short_work: bool,
 }
 
 impl Post {
-    /// Whether one event was posted.
-    pub(crate) fn is_single(&self) -> bool {
-        self.is_single
+    /// Whether those who read it are few and have text to pass on, no more: an answer that ends makes room for other work.
+    pub(crate) fn is_short_work(&self) -> bool {
+        self.is_short_work
     }
 
-    /// Sends all that is posted, on any thread.
+    /// Sends all that is posted, on the engine thread, which [`Delivery::wait`](crate::delivery::Delivery::wait)s for it later.
     pub(crate) fn send(self) {
         for (events, event) in lock(&self.posted).drain(..) {
+            events.announce();
             // A closed stream is noticed before the next step.
             events.send(event);
+        }
+    }
+
+    /// Sends all that is posted, on a thread that has time for those who read it. Nobody waits for it.
+    pub(crate) fn hand_off(self) {
+        let send = || lock(&self.posted).drain(..).for_each(|(events, event)| events.send(event));
+        if !handoff::hand_off(send) {
+            // Who was woken up otherwise may need this core.
+            std::thread::yield_now();
         }
     }
 }
@@ -59,8 +72,7 @@ fn lock(letters: &Mutex<Letters>) -> MutexGuard<'_, Letters> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::EventStream;
-    use std::time::Duration;
+    use crate::{EventStream, Usage};
 
     fn text(text: &str) -> Event {
         Event::Text { choice: 0, text: text.to_owned(), tokens: Vec::new(), logprobs: Vec::new() }
@@ -73,34 +85,35 @@ mod tests {
         outbox.push(&sender, text("a"));
         let late = outbox.post();
         outbox.push(&sender, text("b"));
-        outbox.push(&sender, text("c"));
+        outbox.push(&sender, Event::Done(Usage::default()));
         let soon = outbox.post();
-        assert_eq!((late.is_single(), soon.is_single()), (true, false));
+        assert_eq!((late.is_short_work(), soon.is_short_work()), (true, false));
         soon.send();
-        late.send();
-        assert!(!outbox.post().is_single());
-        for due in ["a", "b", "c"] {
-            assert_eq!(stream.blocking_recv(), Some(text(due)));
+        late.hand_off();
+        assert!(!outbox.post().is_short_work());
+        for due in [text("a"), text("b"), Event::Done(Usage::default())] {
+            assert_eq!(stream.blocking_recv(), Some(due));
         }
     }
 
     #[test]
-    fn what_is_posted_is_waited_for_before_it_is_sent() {
+    fn what_the_engine_sends_is_waited_for_and_what_is_handed_off_is_not() {
         let delivery = Arc::default();
         let (sender, mut stream) = EventStream::channel(&delivery);
         let mut outbox = Outbox::default();
+        let mut post = |word| {
+            outbox.push(&sender, text(word));
+            outbox.post()
+        };
         delivery.begin();
-        outbox.push(&sender, text("a"));
-        let post = outbox.post();
+        post("a").hand_off();
+        assert!(!delivery.is_due());
+        post("b").send();
         assert!(delivery.is_due());
-        delivery.wait(Duration::from_millis(2));
-        assert!(delivery.is_due(), "nothing was sent");
-        post.send();
         stream.blocking_recv();
         assert!(!delivery.is_due());
         drop(stream);
-        outbox.push(&sender, text("b"));
-        outbox.post().send();
+        post("c").send();
         assert!(!delivery.is_due(), "nobody is there to take it");
     }
 }

@@ -17,10 +17,12 @@ mod key;
 use crate::{Embeddings, LogitsBuffer, Pooling, Runner, RunnerError, RunnerLimits};
 use key::{Key, keys};
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{SendError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use taper_models::{LogitRows, SequenceSlice};
+use taper_models::{Errand, LogitRows, SequenceSlice};
 
 /// Limits that suit most tests: a context of 512, 64 blocks of 16, 128 rows, 16 of them with logits.
 pub fn stub_limits(vocab_size: usize) -> RunnerLimits {
@@ -139,6 +141,16 @@ pub struct StubRunner {
     faults: Vec<(Range<usize>, Fault)>,
     recomputed_per_step: u64,
     stats: Arc<StubStats>,
+    /// A thread with time for errands, from the first on.
+    helper: Option<Sender<Errand>>,
+}
+
+/// Does what it is sent, until nobody is left who could send something.
+fn start_helper() -> Sender<Errand> {
+    let (sender, errands) = channel::<Errand>();
+    // Like a worker of the kernels it outlives an errand that panics.
+    std::thread::spawn(move || errands.iter().for_each(|errand| drop(catch_unwind(AssertUnwindSafe(errand)))));
+    sender
 }
 
 impl StubRunner {
@@ -164,6 +176,7 @@ impl StubRunner {
             faults: Vec::new(),
             recomputed_per_step: 0,
             stats: Arc::default(),
+            helper: None,
         }
     }
 
@@ -319,6 +332,16 @@ impl StubRunner {
 impl Runner for StubRunner {
     fn limits(&self) -> RunnerLimits {
         self.limits
+    }
+
+    /// As with the kernels another thread does it; but shuttle knows no threads but its own.
+    fn send_out(&mut self, errand: Errand) {
+        if cfg!(feature = "shuttle") {
+            return errand();
+        }
+        if let Err(SendError(errand)) = self.helper.get_or_insert_with(start_helper).send(errand) {
+            errand();
+        }
     }
 
     fn embeddings(&self) -> Option<Embeddings> {

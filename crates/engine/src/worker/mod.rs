@@ -21,6 +21,7 @@ use disk::Restoring;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread;
 use std::time::{Duration, Instant};
 use taper_models::{Pooler, Pooling};
 use taper_text::Tokenizer;
@@ -283,8 +284,12 @@ impl Worker {
         drop(running);
         self.shared.delivery.begin();
         let post = self.outbox.post();
-        // Who wakes up a client gives way to it; the second of several would wait for that.
-        if post.is_single() { self.runner.send_out(Box::new(|| post.send())) } else { post.send() }
+        if !post.is_short_work() {
+            return post.send();
+        }
+        let engine = thread::current().id();
+        self.runner
+            .send_out(Box::new(move || if thread::current().id() == engine { post.send() } else { post.hand_off() }));
     }
 }
 
