@@ -149,7 +149,7 @@ fn pack_part(part: MatrixData<'_>, first_row: usize, pool: &Pool) -> Result<Part
     };
     let num_panels = rows.div_ceil(PANEL_ROWS);
     let size = panel_bytes.checked_mul(num_panels).ok_or(Error::OutOfMemory { what, bytes: usize::MAX })?;
-    let mut data = AlignedVec::zeroed(size, what)?.in_huge_pages();
+    let mut data = AlignedVec::in_huge_pages(size, what)?;
     if size > 0 {
         let panels = SharedMut::new(&mut data);
         pool.run(num_panels, |panel| {
