@@ -71,6 +71,28 @@ async fn a_unix_socket_serves_as_a_port_does() {
     }
 }
 
+#[tokio::test]
+async fn a_token_reaches_its_client_while_the_runtime_is_busy() {
+    let (runner, gate) = babbling().with_gate();
+    let (listener, address) = listen().await;
+    let _stop = serve(listener, &state_with_config(runner, EngineConfig::default(), ServerConfig::default()).0);
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(&raw_post(COMPLETIONS, &json!({ "prompt": "a", "max_tokens": 9, "stream": true }))).await.unwrap();
+    gate.allow(1);
+    read_until(&mut stream, "\"text\":\"").await;
+    // The runtime has one thread, which waits here: whoever sent the event goes on with the connection.
+    let mut stream = stream.into_std().unwrap();
+    stream.set_nonblocking(false).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    for _ in 0..3 {
+        gate.allow(1);
+        let mut frame = [0; 4096];
+        let len = std::io::Read::read(&mut stream, &mut frame).expect("a token in time");
+        let frame = String::from_utf8_lossy(&frame[..len]);
+        assert!(frame.contains("\"text\":\""), "{frame}");
+    }
+}
+
 /// The status of a request that calls the server so.
 async fn status(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), path: &str, host: &str) -> String {
     let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");

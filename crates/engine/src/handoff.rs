@@ -13,6 +13,7 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::{Context, Poll, Wake, Waker};
 
@@ -30,7 +31,12 @@ pub struct Handoff(Arc<Reader>);
 impl Handoff {
     /// Makes it of what reads.
     pub fn new(reader: impl Future<Output = ()> + Send + 'static) -> Handoff {
-        Handoff(Arc::new(Reader { state: Mutex::new(State::Reads(Box::pin(reader))), task: Mutex::default() }))
+        Handoff(Arc::new(Reader {
+            state: Mutex::new(State::Reads(Box::pin(reader))),
+            task: Mutex::default(),
+            is_missed: AtomicBool::new(false),
+            is_left: AtomicBool::new(false),
+        }))
     }
 }
 
@@ -39,20 +45,26 @@ impl Future for Handoff {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         // Before the reader is polled, so that nobody who is woken up by then finds an old task.
-        let mut task = lock(&self.0.task);
+        let mut task = self.0.task();
         if !task.as_ref().is_some_and(|task| task.will_wake(context.waker())) {
             *task = Some(context.waker().clone());
         }
         drop(task);
-        self.0.poll(&mut lock(&self.0.state))
+        self.0.try_poll().unwrap_or_else(|| {
+            self.0.is_missed.store(true, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+            // Who polls it looks when it has done; here it may have.
+            self.0.try_poll().unwrap_or(Poll::Pending)
+        })
     }
 }
 
 impl Drop for Handoff {
     fn drop(&mut self) {
         // What the reader waits for knows the waker, and that the reader: without this they would keep each other.
-        let ended = std::mem::replace(&mut *lock(&self.0.state), State::Ended);
-        drop(ended);
+        self.0.is_left.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        self.0.end();
     }
 }
 
@@ -86,10 +98,15 @@ impl Drop for Gathering {
     }
 }
 
+/// Nobody waits for the state: whoever finds it locked leaves a mark, and who had it looks at the marks.
 struct Reader {
     state: Mutex<State>,
     /// Who polls it otherwise.
     task: Mutex<Option<Waker>>,
+    /// The task wanted to poll it.
+    is_missed: AtomicBool,
+    /// The task is gone.
+    is_left: AtomicBool,
 }
 
 enum State {
@@ -99,6 +116,24 @@ enum State {
 }
 
 impl Reader {
+    /// The state, unless somebody has it. What a panic leaves behind ends with the task.
+    fn try_state(&self) -> Option<MutexGuard<'_, State>> {
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(poison)) => Some(poison.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    fn try_poll(self: &Arc<Self>) -> Option<Poll<()>> {
+        Some(self.poll(&mut *self.try_state()?))
+    }
+
+    fn end(&self) {
+        let ended = self.try_state().map(|mut state| std::mem::replace(&mut *state, State::Ended));
+        drop(ended);
+    }
+
     fn poll(self: &Arc<Self>, state: &mut State) -> Poll<()> {
         match state {
             State::Reads(reader) => {
@@ -120,25 +155,34 @@ impl Reader {
 
     /// Polls it outside its task, which hears of an end. False where somebody polls it.
     fn go_on(self: &Arc<Self>) -> bool {
-        let mut state = match self.state.try_lock() {
-            Ok(state) => state,
-            Err(TryLockError::WouldBlock | TryLockError::Poisoned(_)) => {
-                self.wake_task();
-                return false;
+        let Some(mut state) = self.try_state() else {
+            self.wake_task();
+            return false;
+        };
+        let is_over = match catch_unwind(AssertUnwindSafe(|| self.poll(&mut state))) {
+            Ok(outcome) => outcome.is_ready(),
+            Err(payload) => {
+                *state = State::Panicked(payload);
+                true
             }
         };
-        match catch_unwind(AssertUnwindSafe(|| self.poll(&mut state))) {
-            Ok(Poll::Pending) => return true,
-            Ok(Poll::Ready(())) => {}
-            Err(payload) => *state = State::Panicked(payload),
-        }
         drop(state);
-        self.wake_task();
+        fence(Ordering::SeqCst);
+        if self.is_missed.swap(false, Ordering::SeqCst) || is_over {
+            self.wake_task();
+        }
+        if self.is_left.load(Ordering::SeqCst) {
+            self.end();
+        }
         true
     }
 
+    fn task(&self) -> MutexGuard<'_, Option<Waker>> {
+        self.task.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn wake_task(&self) {
-        if let Some(task) = lock(&self.task).as_ref() {
+        if let Some(task) = self.task().as_ref() {
             task.wake_by_ref();
         }
     }
@@ -160,16 +204,13 @@ impl Wake for Reader {
     }
 }
 
-/// What a panic leaves behind ends with the task.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::mpsc::{Receiver, Sender, channel};
     use std::thread;
+    use std::time::Duration;
     use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
     /// Counts how often a task was woken up.
@@ -265,6 +306,64 @@ mod tests {
         assert!(!hand_off(|| drop(sender)));
     }
 
+    /// A reader that says that it has something, and waits for a word before it goes on. `sum` counts what it has taken.
+    struct Slow {
+        events: UnboundedSender<usize>,
+        sum: Arc<AtomicUsize>,
+        handoff: Pin<Box<Handoff>>,
+        has_begun: Receiver<()>,
+        go_on: Sender<()>,
+    }
+
+    fn slow() -> Slow {
+        let (events, mut receiver) = unbounded_channel();
+        let sum = Arc::<AtomicUsize>::default();
+        let ((begin, has_begun), (go_on, may_go_on)) = (channel(), channel());
+        let taken = Arc::clone(&sum);
+        let reader = async move {
+            while let Some(number) = receiver.recv().await {
+                taken.fetch_add(number, Ordering::SeqCst);
+                begin.send(()).unwrap();
+                may_go_on.recv().unwrap();
+            }
+        };
+        Slow { events, sum, handoff: Box::pin(Handoff::new(reader)), has_begun, go_on }
+    }
+
+    #[test]
+    fn a_task_does_not_wait_for_who_goes_on_and_is_woken_up_by_it() {
+        let Slow { events, sum, mut handoff, has_begun, go_on } = slow();
+        let task = Arc::<Task>::default();
+        assert!(poll(&mut handoff, &task).is_pending());
+        thread::scope(|scope| {
+            let sends = scope.spawn(|| hand_off(|| events.send(1).unwrap()));
+            has_begun.recv().unwrap();
+            assert!(poll(&mut handoff, &task).is_pending());
+            // Nor does a second one who could go on.
+            assert!(!hand_off(|| events.send(2).unwrap()));
+            assert_eq!((sum.load(Ordering::SeqCst), task.0.load(Ordering::SeqCst)), (1, 0));
+            [(); 2].into_iter().for_each(|()| go_on.send(()).unwrap());
+            assert!(sends.join().unwrap());
+        });
+        assert_eq!((sum.load(Ordering::SeqCst), task.0.load(Ordering::SeqCst)), (3, 1));
+    }
+
+    #[test]
+    fn a_reader_whose_task_ends_while_somebody_goes_on_ends_behind_that() {
+        let Slow { events, handoff, has_begun, go_on, .. } = slow();
+        let mut handoff = Some(handoff);
+        assert!(poll(handoff.as_mut().unwrap(), &Arc::default()).is_pending());
+        thread::scope(|scope| {
+            let sends = scope.spawn(|| hand_off(|| events.send(1).unwrap()));
+            has_begun.recv().unwrap();
+            drop(handoff.take());
+            assert!(!events.is_closed());
+            go_on.send(()).unwrap();
+            assert!(sends.join().unwrap());
+        });
+        assert!(events.is_closed());
+    }
+
     #[test]
     fn nothing_is_lost_between_a_thread_that_sends_and_a_runtime() {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -284,7 +383,8 @@ mod tests {
                     sender.send(0).unwrap();
                 });
             });
-            runtime.block_on(task).unwrap();
+            let ended = runtime.block_on(async { tokio::time::timeout(Duration::from_secs(60), task).await });
+            ended.expect("no wake-up was lost").unwrap();
             assert_eq!(sum.load(Ordering::SeqCst), 2_001_001);
         }
     }
