@@ -374,10 +374,12 @@ mod tests {
             thread::scope(|scope| {
                 scope.spawn(|| {
                     for number in (1..=2_000).map(|number| if number == 13 { 14 } else { number }) {
-                        if number % 3 == 0 {
-                            sender.send(number).unwrap()
-                        } else {
-                            drop(hand_off(|| sender.send(number).unwrap()))
+                        let send = || sender.send(number).unwrap();
+                        match number % 3 {
+                            0 => send(),
+                            _ => {
+                                hand_off(send);
+                            }
                         }
                     }
                     sender.send(0).unwrap();
