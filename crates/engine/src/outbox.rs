@@ -97,6 +97,17 @@ mod tests {
     }
 
     #[test]
+    fn text_for_a_few_is_short_work() {
+        let (sender, _stream) = EventStream::channel(&Arc::default());
+        let mut outbox = Outbox::default();
+        let mut is_short_work = |num| {
+            (0..num).for_each(|_| outbox.push(&sender, text("a")));
+            outbox.post().is_short_work()
+        };
+        assert_eq!([0, 1, MAX_READERS, MAX_READERS + 1].map(&mut is_short_work), [false, true, true, false]);
+    }
+
+    #[test]
     fn what_the_engine_sends_is_waited_for_and_what_is_handed_off_is_not() {
         let delivery = Arc::default();
         let (sender, mut stream) = EventStream::channel(&delivery);

@@ -1,7 +1,7 @@
 //! What a worker does while the caller goes on: telling whoever waits for a result.
 //!
 //! Who wakes up a thread for a core where another one runs interrupts that core, and on a virtual machine that takes both of them 20 us
-//! and more. A worker that has nothing to do before the next loop, on the core where clients are served, gives way to them at once.
+//! and more. A worker that has nothing to do before the next loop, on the core where clients are served, interrupts nobody.
 
 use super::Pool;
 use super::shared::{Shared, lock};
