@@ -100,7 +100,7 @@ impl Received {
 }
 
 impl Admitted {
-    /// Reads the body with `prepare`, off the asynchronous threads.
+    /// Reads the body with `prepare`, off the asynchronous threads unless it is brief.
     async fn read<T: Send + 'static>(
         &mut self,
         state: &ServerState,
