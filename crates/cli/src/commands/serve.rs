@@ -33,7 +33,8 @@ pub(crate) fn run(args: Box<ServeArgs>) -> Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let result = runtime.block_on(serve(args));
+    // By the runtime's threads, and not by this one: each connection would be accepted on one thread and served by another.
+    let result = runtime.block_on(runtime.spawn(serve(args))).context("the server panicked").flatten();
     // A model that is still being loaded or fetched cannot be waited for.
     runtime.shutdown_background();
     result
