@@ -524,6 +524,12 @@ pub trait Backend: Send + Sync + 'static {
         operations(self);
     }
 
+    /// Whether an operation is done when it returns. Only then does it save anything to ask for no more of a step, and only then may
+    /// less be asked for than a step's form has.
+    fn is_done_at_once(&self) -> bool {
+        false
+    }
+
     /// `out[r] = table[tokens[r]]`, decoded to float32. Token ids are below the table's rows.
     fn embed(&self, table: &Self::Matrix, tokens: &[u32], out: &mut Self::Buffer);
     /// `out = x * weight / sqrt(mean(x^2) + eps)`, per row.

@@ -334,6 +334,23 @@ impl<B: Backend> Llama<B> {
     /// # Panics
     /// As [`Llama::forward`] does.
     pub fn compute(&mut self, sequences: &[SequenceSlice<'_>]) -> Result<usize, Error> {
+        let rows = self.compute_while(sequences, &|| true)?;
+        Ok(rows.expect("a step that is wanted is done"))
+    }
+
+    /// As [`Llama::compute`], but the step is left as soon as `is_wanted` says no, which is asked before each layer where that saves
+    /// anything ([`Backend::is_done_at_once`]). Then there are no logits, and the keys and values of the step's tokens are anything.
+    ///
+    /// # Errors
+    /// Those of [`Llama::forward`].
+    ///
+    /// # Panics
+    /// As [`Llama::forward`] does.
+    pub fn compute_while(
+        &mut self,
+        sequences: &[SequenceSlice<'_>],
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Option<usize>, Error> {
         let vocab_size = self.config.vocab_size;
         let rows: usize = sequences.iter().map(|slice| slice.tokens.len()).sum();
         let logit_rows: usize = sequences.iter().map(SequenceSlice::num_logit_rows).sum();
@@ -344,10 +361,8 @@ impl<B: Backend> Llama<B> {
             return Err(Error::TokenOutOfRange { token, vocab_size });
         }
         self.batch.fill(sequences, self.plan.context_len, self.plan.num_blocks);
-        if rows > 0 {
-            self.run();
-        }
-        Ok(logit_rows)
+        let is_done = rows == 0 || self.run(is_wanted);
+        Ok(is_done.then_some(logit_rows))
     }
 
     /// Copies rows of logits of the last step into `out`, row-major.
@@ -378,8 +393,8 @@ impl<B: Backend> Llama<B> {
         self.backend.choose(&self.workspace.logits, draws, tokens)
     }
 
-    /// Everything of a step that the backend computes.
-    fn run(&mut self) {
+    /// Everything of a step that the backend computes; false if it was left because it is not wanted any more.
+    fn run(&mut self, is_wanted: &dyn Fn() -> bool) -> bool {
         let Llama { backend, batch, config, attention, softmax, observed, .. } = self;
         let inputs = StepInputs { tokens: &batch.tokens, tables: &batch.tables, logit_rows: &batch.logit_rows };
         // What calibrates or is a baseline reads back or needs memory as it goes. Steps with hidden states end in another operation
@@ -395,12 +410,18 @@ impl<B: Backend> Llama<B> {
             cache: &mut self.cache,
             workspace: &mut self.workspace,
             observed: observed.as_deref_mut(),
+            is_wanted: if backend.is_done_at_once() { is_wanted } else { &|| true },
+            is_left: false,
         };
         backend.step(inputs, form, &mut |backend| pass.run(backend));
+        if pass.is_left {
+            return false;
+        }
         // The last layer attends for those who read its output alone.
         let layers = config.num_layers - usize::from(!batch.is_read());
         let pairs = (batch.num_rows() * config.heads.num_heads) as u64;
         self.attended[..layers].iter_mut().for_each(|attended| *attended += pairs);
+        true
     }
 }
 

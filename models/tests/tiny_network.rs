@@ -4,6 +4,7 @@
 
 mod support;
 
+use std::cell::Cell;
 use support::{cpu, load, run_pieces, run_whole};
 use taper_checkpoint::Checkpoint;
 use taper_kernels::{AttentionScheme, Backend, KvDtype, Reference};
@@ -127,6 +128,34 @@ fn a_step_without_logits_still_fills_the_cache() {
         assert!(model.step(&[first]).is_empty());
         assert_eq!(bits(&model.step(&[last])), bits(&whole[79..]), "{name}");
     });
+}
+
+/// How often a step asks whether it is wanted before it is left at answer `leave_at`; none if it is done.
+fn asked_until_left<B: Backend>(model: &mut Llama<B>, step: &[SequenceSlice<'_>], leave_at: usize) -> Option<usize> {
+    let asked = Cell::new(0);
+    let is_wanted = || asked.replace(asked.get() + 1) < leave_at;
+    let rows = model.compute_while(step, &is_wanted).unwrap();
+    rows.is_none().then(|| asked.get())
+}
+
+#[test]
+fn a_step_is_left_at_any_layer_and_what_it_stored_does_not_matter() {
+    for model in models() {
+        let (all, others) = (tokens(1, LENGTH), tokens(2, LENGTH));
+        let whole = |tokens| [SequenceSlice { tokens, start: 0, block_table: &[0, 1, 2], logits: LogitRows::Last }];
+        let mut plain = load(cpu(2), model.to_gguf()).unwrap();
+        let mut left = load(cpu(2), model.to_gguf()).unwrap();
+        let expected = bits(&plain.step(&whole(&all)));
+        let num_layers = left.config().num_layers;
+        for layer in 0..num_layers {
+            assert_eq!(asked_until_left(&mut left, &whole(&others), layer), Some(layer + 1));
+            assert_eq!(bits(&left.step(&whole(&all))), expected);
+        }
+        assert_eq!(asked_until_left(&mut left, &whole(&all), num_layers), None);
+        assert_eq!(left.attended()[0].computed, plain.attended()[0].computed * (num_layers as u64 + 1));
+        let mut reference = load(Reference::new(), model.to_gguf()).unwrap();
+        assert_eq!(asked_until_left(&mut reference, &whole(&all), 0), Some(1));
+    }
 }
 
 #[test]

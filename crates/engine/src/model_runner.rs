@@ -38,7 +38,18 @@ impl<B: Backend> Runner for ModelRunner<B> {
         draws: &[RowDraw],
         logits: &mut LogitsBuffer,
     ) -> Result<(), RunnerError> {
-        let num_rows = self.0.compute(step).map_err(|error| RunnerError(error.to_string()))?;
+        self.run_while(step, draws, logits, &|| true).map(drop)
+    }
+
+    fn run_while(
+        &mut self,
+        step: &[SequenceSlice<'_>],
+        draws: &[RowDraw],
+        logits: &mut LogitsBuffer,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<bool, RunnerError> {
+        let done = self.0.compute_while(step, is_wanted).map_err(|error| RunnerError(error.to_string()))?;
+        let Some(num_rows) = done else { return Ok(false) };
         let of_rows: Vec<_> = draws.iter().map(|draw| (draw.row, draw.draw)).collect();
         let mut tokens = Vec::new();
         if draws.is_empty() || !self.0.choose(&of_rows, &mut tokens) {
@@ -62,7 +73,7 @@ impl<B: Backend> Runner for ModelRunner<B> {
             }
         }
         logits.push_hidden(self.0.read_hidden());
-        Ok(())
+        Ok(true)
     }
 
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), RunnerError> {

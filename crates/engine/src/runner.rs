@@ -169,6 +169,20 @@ pub trait Runner: Send {
         self.run(step, logits)
     }
 
+    /// As [`Runner::run_and_draw`], as long as anybody wants it: a runner that asks in the midst of a step and hears no may leave it
+    /// and return false. Then there need be no logits, and what the step has stored is not read by anyone.
+    fn run_while(
+        &mut self,
+        step: &[SequenceSlice<'_>],
+        draws: &[RowDraw],
+        logits: &mut LogitsBuffer,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<bool, RunnerError> {
+        let _ = is_wanted;
+        self.run_and_draw(step, draws, logits)?;
+        Ok(true)
+    }
+
     /// Makes block `to` of the KV cache what block `from` is.
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), RunnerError>;
 

@@ -14,7 +14,7 @@
 
 mod key;
 
-use crate::{Embeddings, LogitsBuffer, Pooling, Runner, RunnerError, RunnerLimits};
+use crate::{Embeddings, LogitsBuffer, Pooling, RowDraw, Runner, RunnerError, RunnerLimits};
 use key::{Key, keys};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -138,6 +138,7 @@ pub struct StubRunner {
     cache: Vec<Option<Key>>,
     delay: Duration,
     gate: Option<Arc<GateState>>,
+    asks: bool,
     faults: Vec<(Range<usize>, Fault)>,
     recomputed_per_step: u64,
     stats: Arc<StubStats>,
@@ -173,6 +174,7 @@ impl StubRunner {
             cache: vec![None; limits.num_blocks * limits.block_size],
             delay: Duration::ZERO,
             gate: None,
+            asks: false,
             faults: Vec::new(),
             recomputed_per_step: 0,
             stats: Arc::default(),
@@ -259,6 +261,13 @@ impl StubRunner {
         (self, Gate(state))
     }
 
+    /// Asks whether a step is wanted when it has passed the gate and slept, and leaves it if not, uncounted.
+    #[must_use]
+    pub fn asking(mut self) -> Self {
+        self.asks = true;
+        self
+    }
+
     /// Counters that can be read while the engine owns the runner.
     pub fn stats(&self) -> Arc<StubStats> {
         Arc::clone(&self.stats)
@@ -318,41 +327,14 @@ impl StubRunner {
         block as usize * self.limits.block_size..(block as usize + 1) * self.limits.block_size
     }
 
-    fn check_step(&self, step: &[SequenceSlice<'_>]) {
-        let rows: usize = step.iter().map(|slice| slice.tokens.len()).sum();
-        let logit_rows: usize = step.iter().map(SequenceSlice::num_logit_rows).sum();
-        assert!(rows <= self.limits.max_rows, "{rows} rows in a step of at most {}", self.limits.max_rows);
-        assert!(logit_rows <= self.limits.max_logit_rows, "{logit_rows} of {} logit rows", self.limits.max_logit_rows);
-        self.stats.rows.fetch_add(rows, Ordering::SeqCst);
-        self.stats.max_rows.fetch_max(rows, Ordering::SeqCst);
-        self.stats.max_sequences.fetch_max(step.len(), Ordering::SeqCst);
-    }
-}
-
-impl Runner for StubRunner {
-    fn limits(&self) -> RunnerLimits {
-        self.limits
-    }
-
-    /// As with the kernels another thread does it; but shuttle knows no threads but its own.
-    fn send_out(&mut self, errand: Errand) {
-        if cfg!(feature = "shuttle") {
-            return errand();
-        }
-        if let Err(SendError(errand)) = self.helper.get_or_insert_with(start_helper).send(errand) {
-            errand();
-        }
-    }
-
-    fn embeddings(&self) -> Option<Embeddings> {
-        self.states.as_ref().map(|(embeddings, _)| *embeddings)
-    }
-
-    fn run(&mut self, step: &[SequenceSlice<'_>], logits: &mut LogitsBuffer) -> Result<(), RunnerError> {
+    fn wait(&self) {
         if let Some(gate) = &self.gate {
             gate.pass();
         }
         std::thread::sleep(self.delay);
+    }
+
+    fn compute(&mut self, step: &[SequenceSlice<'_>], logits: &mut LogitsBuffer) -> Result<(), RunnerError> {
         let number = self.stats.steps.fetch_add(1, Ordering::SeqCst);
         self.check_step(step);
         let fault = self.faults.iter().find(|(steps, _)| steps.contains(&number)).map(|(_, fault)| fault);
@@ -393,6 +375,56 @@ impl Runner for StubRunner {
             }
         }
         Ok(())
+    }
+
+    fn check_step(&self, step: &[SequenceSlice<'_>]) {
+        let rows: usize = step.iter().map(|slice| slice.tokens.len()).sum();
+        let logit_rows: usize = step.iter().map(SequenceSlice::num_logit_rows).sum();
+        assert!(rows <= self.limits.max_rows, "{rows} rows in a step of at most {}", self.limits.max_rows);
+        assert!(logit_rows <= self.limits.max_logit_rows, "{logit_rows} of {} logit rows", self.limits.max_logit_rows);
+        self.stats.rows.fetch_add(rows, Ordering::SeqCst);
+        self.stats.max_rows.fetch_max(rows, Ordering::SeqCst);
+        self.stats.max_sequences.fetch_max(step.len(), Ordering::SeqCst);
+    }
+}
+
+impl Runner for StubRunner {
+    fn limits(&self) -> RunnerLimits {
+        self.limits
+    }
+
+    /// As with the kernels another thread does it; but shuttle knows no threads but its own.
+    fn send_out(&mut self, errand: Errand) {
+        if cfg!(feature = "shuttle") {
+            return errand();
+        }
+        if let Err(SendError(errand)) = self.helper.get_or_insert_with(start_helper).send(errand) {
+            errand();
+        }
+    }
+
+    fn embeddings(&self) -> Option<Embeddings> {
+        self.states.as_ref().map(|(embeddings, _)| *embeddings)
+    }
+
+    fn run(&mut self, step: &[SequenceSlice<'_>], logits: &mut LogitsBuffer) -> Result<(), RunnerError> {
+        self.wait();
+        self.compute(step, logits)
+    }
+
+    fn run_while(
+        &mut self,
+        step: &[SequenceSlice<'_>],
+        _draws: &[RowDraw],
+        logits: &mut LogitsBuffer,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<bool, RunnerError> {
+        self.wait();
+        if self.asks && !is_wanted() {
+            return Ok(false);
+        }
+        self.compute(step, logits)?;
+        Ok(true)
     }
 
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), RunnerError> {

@@ -265,6 +265,10 @@ impl Backend for Cpu {
         self.product(Activations::Full, rows, x, head, None, out);
     }
 
+    fn is_done_at_once(&self) -> bool {
+        true
+    }
+
     fn settle(&self) {
         self.pool().settle();
     }

@@ -46,6 +46,10 @@ impl Backend for Reference {
         BackendInfo { name: "reference", isa: "portable", threads, numerics_class: "float32" }
     }
 
+    fn is_done_at_once(&self) -> bool {
+        true
+    }
+
     fn buffer(&self, rows: usize, cols: usize) -> Result<Buffer, Error> {
         Buffer::new(rows, cols)
     }

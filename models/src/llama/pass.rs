@@ -17,6 +17,10 @@ pub(super) struct Pass<'a, B: Backend> {
     pub(super) workspace: &'a mut Workspace<B>,
     /// Per layer and KV head, while a calibration runs.
     pub(super) observed: Option<&'a mut [Vec<ScoreStatistics>]>,
+    /// Asked before each layer; after a no there are neither logits nor hidden states.
+    pub(super) is_wanted: &'a dyn Fn() -> bool,
+    /// Whether the answer was no.
+    pub(super) is_left: bool,
 }
 
 impl<B: Backend> Pass<'_, B> {
@@ -27,6 +31,10 @@ impl<B: Backend> Pass<'_, B> {
         backend.embed(&weights.embedding, &batch.tokens, &mut self.workspace.residual);
         backend.rope_angles(&self.config.rope, &batch.tables.positions, &mut self.workspace.angles);
         for (index, layer) in weights.layers.iter().enumerate() {
+            if !(self.is_wanted)() {
+                self.is_left = true;
+                return;
+            }
             let next = weights.layers.get(index + 1);
             self.attend(backend, index, layer, next.is_some() || is_read);
             if next.is_some() || is_read {

@@ -1,6 +1,7 @@
 //! One step: run the model, sample, and contain what goes wrong to the requests it went wrong for.
 
 use super::Worker;
+use crate::event::EventSender;
 use crate::scheduler::{SequenceId, Step, StepEntry};
 use crate::sequence::{Accepted, Form};
 use crate::{EngineError, Event, InvalidLogits, RowDraw, RunnerError, Sampled};
@@ -42,7 +43,7 @@ impl Worker {
             }
         }
         match outcome {
-            Ok(rows) => {
+            Ok(Some(rows)) => {
                 let (seconds, prompt_rows) = (begin.elapsed().as_secs_f64(), step.num_rows() - decode_rows);
                 if prompt_rows == 0 {
                     self.costs.observe(decode_rows, seconds);
@@ -54,12 +55,17 @@ impl Worker {
                 // Who reads an answer waits for what is made of the logits as well: log-probabilities of a prompt take time.
                 self.pace.observe(num_decoding, prompt_rows, begin.elapsed().as_secs_f64());
             }
+            Ok(None) => {
+                tracing::debug!("a step was left: nobody waits for it any more");
+                self.cancel_abandoned();
+            }
             Err(error) => self.fail_step(step, &error),
         }
     }
 
-    /// Runs the model; the logits end in `self.logits`. Returns how many rows there belong to each entry.
-    fn compute(&mut self, step: &Step) -> Result<Vec<EntryRows>, EngineError> {
+    /// Runs the model; the logits end in `self.logits`. Returns how many rows there belong to each entry; nothing if all who wait for
+    /// the step left in the midst of it.
+    fn compute(&mut self, step: &Step) -> Result<Option<Vec<EntryRows>>, EngineError> {
         let contents: Vec<(Vec<u32>, LogitRows)> =
             step.entries.iter().map(|entry| (self.tokens_of(entry), self.logit_rows(entry))).collect();
         let rows_of = |(tokens, rows): &(Vec<u32>, LogitRows)| EntryRows {
@@ -76,25 +82,31 @@ impl Worker {
                 logits: *logits,
             })
             .collect();
+        let streams: Vec<&EventSender> = (self.requests_of(step).iter())
+            .filter_map(|key| self.requests.get(key).map(|request| &request.events))
+            .collect();
+        // Who has left stays away, so all of these are cancelled when the step has been left.
+        let is_wanted = || streams.iter().any(|events| !events.is_closed());
         let (runner, logits) = (&mut self.runner, &mut self.logits);
         logits.clear();
         // The sequences of a step that panicked are all thrown away, and with them whatever the runner left half done.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             step.copies.iter().try_for_each(|copy| runner.copy_block(copy.from, copy.to))?;
-            runner.run_and_draw(&slices, &draws, logits)
+            runner.run_while(&slices, &draws, logits, &is_wanted)
         }));
         let due: usize = rows.iter().map(|rows| rows.logits).sum();
         let width = runner.embeddings().map_or(0, |embeddings| embeddings.hidden_size);
         let hidden_due = width * rows.iter().map(|rows| rows.hidden).sum::<usize>();
         match outcome {
-            Ok(Ok(())) if logits.num_rows() != due => {
+            Ok(Ok(false)) => Ok(None),
+            Ok(Ok(true)) if logits.num_rows() != due => {
                 Err(EngineError::Runner(format!("{} rows of logits where {due} were due", logits.num_rows())))
             }
-            Ok(Ok(())) if logits.hidden().len() != hidden_due => {
+            Ok(Ok(true)) if logits.hidden().len() != hidden_due => {
                 let len = logits.hidden().len();
                 Err(EngineError::Runner(format!("{len} elements of hidden states where {hidden_due} were due")))
             }
-            Ok(Ok(())) => Ok(rows),
+            Ok(Ok(true)) => Ok(Some(rows)),
             Ok(Err(RunnerError(message))) => Err(EngineError::Runner(message)),
             Err(panic) => Err(EngineError::Panicked(panic_message(panic.as_ref()))),
         }

@@ -51,6 +51,42 @@ fn dropping_a_stream_frees_its_blocks_within_one_step() {
     eventually("all blocks are free", || engine.status().free_blocks == 64 && engine.status().queued == 0);
 }
 
+/// The engine has begun the step that it can begin, and waits for its gate.
+fn let_it_begin() {
+    std::thread::sleep(Duration::from_millis(50));
+}
+
+#[test]
+fn a_step_that_nobody_waits_for_any_more_is_left() {
+    let (runner, gate) = replying("Hi").asking().with_gate();
+    let stats = runner.stats();
+    let engine = start(runner);
+    let long = "q".repeat(100);
+    let leaves = engine.submit(greedy(&long, 9)).unwrap();
+    let_it_begin();
+    drop(leaves);
+    gate.open();
+    eventually("all blocks are free", || engine.status().free_blocks == 64 && engine.status().queued == 0);
+    assert_eq!((stats.steps(), engine.status().failed_steps), (0, 0));
+    // What the step has stored is nobody's.
+    let answer = ask(&engine, greedy(&long, 9));
+    assert_eq!((answer.text(), answer.usage.unwrap().cached_tokens), ("Hi", 0));
+    assert!(engine.is_healthy());
+}
+
+#[test]
+fn a_step_that_one_of_two_waits_for_is_done() {
+    let (runner, gate) = replying("Hello").asking().with_gate();
+    let engine = start(runner);
+    let (stays, leaves) = (engine.submit(greedy("> ", 9)).unwrap(), engine.submit(greedy("> ", 9)).unwrap());
+    gate.allow(2);
+    eventually("both run", || engine.status().running == 2);
+    let_it_begin();
+    drop(leaves);
+    gate.open();
+    assert_eq!(read(stays).text(), "Hello");
+}
+
 #[test]
 fn dropping_the_stream_of_a_queued_request_takes_it_out_of_the_queue() {
     let (runner, gate) = endless(limits()).with_gate();
