@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::access_log::{self, Listening};
 use crate::errors::ApiError;
+use crate::peer;
 use crate::state::ServerState;
 
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -23,6 +24,7 @@ const MAX_ID_BYTES: usize = 128;
 
 /// Gives each request an id (the client's `x-request-id`, or a new one), a span for its logs, and a log line.
 pub(crate) async fn identify(State(state): State<ServerState>, mut request: Request, next: Next) -> Response {
+    peer::turn().await;
     let id = client_id(&request).unwrap_or_else(|| uuid::Uuid::new_v4().simple().to_string());
     request.extensions_mut().insert(RequestId(id.as_str().into()));
     let span = tracing::info_span!("request", %id);

@@ -21,6 +21,12 @@ use tokio::sync::Notify;
 /// on its way through here, and answers that take no computing reach it. Those that do are not begun, or end at once.
 const PATIENCE: Duration = Duration::from_millis(50);
 
+/// Requests of one connection that are answered in a row. Who sends a hundred at once would have the thread that serves everybody for
+/// milliseconds, and on few processors the core that tokens are computed on.
+const IN_A_ROW: u64 = 8;
+/// How long others have their turn then.
+const PAUSE: Duration = Duration::from_millis(1);
+
 tokio::task_local! {
     static CONNECTION: Arc<Shared>;
 }
@@ -49,6 +55,8 @@ struct Shared {
     connection: Connection,
     /// How often bytes were read.
     reads: AtomicU64,
+    /// Requests that were begun since then.
+    in_a_row: AtomicU64,
     /// Requests of it that a model computes for.
     computing: AtomicUsize,
     /// Told when there is one more.
@@ -91,9 +99,18 @@ pub(crate) struct PeerWatch(Arc<Shared>);
 
 /// A connection as what is read and written, and as what is watched.
 pub(crate) fn peer(connection: Connection) -> (PeerStream, PeerWatch) {
-    let (reads, computing) = (AtomicU64::new(0), AtomicUsize::new(0));
-    let shared = Arc::new(Shared { connection, reads, computing, begun: Notify::new() });
+    let (reads, in_a_row, computing) = (AtomicU64::new(0), AtomicU64::new(0), AtomicUsize::new(0));
+    let shared = Arc::new(Shared { connection, reads, in_a_row, computing, begun: Notify::new() });
     (PeerStream(Arc::clone(&shared)), PeerWatch(shared))
+}
+
+/// Waits for the turn of a request of the connection that is served here: one that was sent with many others waits a little.
+pub(crate) async fn turn() {
+    let Ok(shared) = CONNECTION.try_with(Arc::clone) else { return };
+    let before = shared.in_a_row.fetch_add(1, Ordering::Relaxed);
+    if before > 0 && before.is_multiple_of(IN_A_ROW) {
+        tokio::time::sleep(PAUSE).await;
+    }
 }
 
 impl PeerWatch {
@@ -162,13 +179,14 @@ impl PeerStream {
 
 impl AsyncRead for PeerStream {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let Shared { connection, reads, .. } = &*self.0;
+        let Shared { connection, reads, in_a_row, .. } = &*self.0;
         loop {
             ready!(of_both!(connection, stream => stream.poll_read_ready(context)))?;
             let unfilled = buffer.initialize_unfilled();
             match of_both!(connection, stream => stream.try_read(unfilled)) {
                 Ok(len) => {
                     reads.fetch_add(1, Ordering::Relaxed);
+                    in_a_row.store(0, Ordering::Relaxed);
                     buffer.advance(len);
                     return Poll::Ready(Ok(()));
                 }
@@ -293,6 +311,25 @@ mod tests {
             () = watch.left() => {}
             _ = reading => panic!("a client was there while it was computed for"),
         }
+    }
+
+    #[tokio::test]
+    async fn of_requests_that_came_together_a_few_have_their_turn_at_a_time() {
+        let (mut stream, watch, mut far) = pair();
+        let begin = Instant::now();
+        watch
+            .scope(async {
+                for _ in 0..=3 * IN_A_ROW {
+                    turn().await
+                }
+            })
+            .await;
+        assert!(begin.elapsed() >= 3 * PAUSE);
+        far.write_all(b"another").await.expect("it takes bytes");
+        read(&mut stream, 1).await;
+        assert_eq!(watch.0.in_a_row.load(Ordering::Relaxed), 0);
+        // What is no connection's has no turns.
+        turn().await;
     }
 
     #[tokio::test]
