@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_stream::StreamExt;
 
 use crate::errors::ApiError;
-use crate::limits::{MAX_BODY_BYTES, MAX_JSON_VALUES};
+use crate::limits::{BRIEF_BODY_BYTES, MAX_BODY_BYTES, MAX_JSON_VALUES};
 use crate::timeouts::Timeouts;
 use crate::work::HeldBytes;
 
@@ -65,6 +65,14 @@ pub(crate) async fn read(
         }
         read.extend_from_slice(&chunk);
     }
+}
+
+/// Whether the thread that serves the client may read this body: it is short, and asks for nothing that the vocabulary is looked
+/// through for, which takes few words and many milliseconds.
+pub(crate) fn is_brief(body: &[u8]) -> bool {
+    // Names may be written with escapes.
+    let has = |word: &[u8]| body.windows(word.len()).any(|bytes| bytes == word);
+    body.len() <= BRIEF_BODY_BYTES && !has(b"dry_") && !has(br"\u")
 }
 
 /// Reads and forgets a body that nobody needs, for so long at most, while its request is answered. A connection that is closed
@@ -178,6 +186,15 @@ mod tests {
         let error = parse_object(text).expect_err("should be refused");
         assert_eq!(error.status(), 400);
         error.message().to_owned()
+    }
+
+    #[test]
+    fn what_is_short_and_takes_no_time_is_brief() {
+        assert!(is_brief(br#"{"prompt": "a laundry bag"}"#));
+        assert!(is_brief(&[b' '; BRIEF_BODY_BYTES]));
+        assert!(!is_brief(&[b' '; BRIEF_BODY_BYTES + 1]));
+        assert!(!is_brief(br#"{"prompt": "a", "dry_multiplier": 1}"#));
+        assert!(!is_brief(br#"{"prompt": "a", "\u0064ry_multiplier": 1}"#));
     }
 
     #[test]

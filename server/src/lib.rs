@@ -88,8 +88,8 @@ pub mod limits {
     pub const MAX_CONNECTIONS: usize = 4096;
     /// Connections beyond that, on which health and metrics are answered and all else is a 503; further ones wait.
     pub const SPARE_CONNECTIONS: usize = 64;
-    /// Bytes of a body that is read by the thread that serves its client. The slowest take it 0.15 ms, and another thread would have
-    /// to be given a core first: 0.05 ms, and some milliseconds where other programs want the cores.
+    /// Bytes of a body that is read by the thread that serves its client. To tokenize the slowest takes 0.15 ms, and another thread
+    /// would have to be given a core first: 0.05 ms, and some milliseconds where other programs want the cores.
     pub const BRIEF_BODY_BYTES: usize = 1024;
     /// Bytes of a body that is read at once; larger ones are read one after another.
     pub const SMALL_BODY_BYTES: usize = 256 * 1024;

@@ -320,7 +320,7 @@ mod tests {
         watch
             .scope(async {
                 for _ in 0..=3 * IN_A_ROW {
-                    turn().await
+                    turn().await;
                 }
             })
             .await;

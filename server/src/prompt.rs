@@ -1,4 +1,4 @@
-//! From a request's text to tokens. Runs on a blocking thread: long prompts take milliseconds.
+//! From a request's text to tokens. Long prompts take milliseconds, so they are not read by who serves clients.
 
 use taper_text::EncodeOptions;
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::errors::ApiError;
-use crate::limits::{BRIEF_BODY_BYTES, MAX_BODY_BYTES, MAX_COMPILING, MAX_HELD_BYTES, SMALL_BODY_BYTES};
+use crate::limits::{MAX_BODY_BYTES, MAX_COMPILING, MAX_HELD_BYTES, SMALL_BODY_BYTES};
 
 /// How long a request waits until its grammar may be compiled.
 const COMPILE_PATIENCE: Duration = Duration::from_secs(10);
@@ -41,15 +41,12 @@ impl Work {
         }
     }
 
-    /// Reads a body of `len` bytes: brief ones here, small ones on another thread, and those that may take seconds one after another.
+    /// Reads a body of `len` bytes. Small ones are read at once, those that may take seconds one after another.
     pub(crate) async fn read<T: Send + 'static>(
         &self,
         len: usize,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        if len <= BRIEF_BODY_BYTES {
-            return work();
-        }
         let turn = if len > SMALL_BODY_BYTES { turn(&self.large_bodies).await } else { None };
         blocking(turn, work).await
     }
@@ -148,7 +145,6 @@ mod tests {
     use super::*;
 
     use std::sync::{Mutex, PoisonError};
-    use std::thread;
 
     /// Longer than anything here takes, unless it hangs.
     const PATIENCE: Duration = Duration::from_secs(10);
@@ -171,20 +167,12 @@ mod tests {
             })
             .collect();
         tokio::task::yield_now().await;
-        let read = tokio::time::timeout(PATIENCE, work.read(SMALL_BODY_BYTES, || Ok("read"))).await;
+        let read = tokio::time::timeout(PATIENCE, work.read(10, || Ok("read"))).await;
         drop(opener);
         assert_eq!(read.expect("a thread is free").unwrap(), "read");
         for compilation in compilations {
             compilation.await.unwrap().unwrap();
         }
-    }
-
-    #[tokio::test]
-    async fn only_brief_bodies_are_read_by_who_serves_the_client() {
-        let work = Work::default();
-        let read = |len| work.read(len, || Ok(thread::current().id()));
-        assert_eq!(read(BRIEF_BODY_BYTES).await.unwrap(), thread::current().id());
-        assert_ne!(read(BRIEF_BODY_BYTES + 1).await.unwrap(), thread::current().id());
     }
 
     #[tokio::test]

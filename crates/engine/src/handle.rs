@@ -99,7 +99,7 @@ pub struct EngineStatus {
     pub idle_blocks: usize,
     /// KV blocks in all.
     pub num_blocks: usize,
-    /// Steps run since the start, failed ones included.
+    /// Steps begun since the start, those included that failed or were left.
     pub steps: u64,
     /// Steps that failed.
     pub failed_steps: u64,

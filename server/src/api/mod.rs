@@ -109,11 +109,15 @@ impl Admitted {
         let len = self.body.len();
         let (body, served, for_thread) = (std::mem::take(&mut self.body), Arc::clone(&self.served), state.clone());
         let held = std::mem::replace(&mut self.held, state.work().hold());
+        let is_brief = body::is_brief(&body);
         let work = move || {
             let outcome = prepare(&body, &for_thread, &served);
             drop((body, held));
             outcome
         };
+        if is_brief {
+            return work();
+        }
         self.time_limit.bound(state.work().read(len, work)).await
     }
 

@@ -1,6 +1,6 @@
 //! A conversation with a chat model, whatever protocol it came by.
 //!
-//! An endpoint reads its own JSON into a [`Conversation`] and [`Parameters`], calls [`prepare`] (on a blocking thread), has the form
+//! An endpoint reads its own JSON into a [`Conversation`] and [`Parameters`], calls [`prepare`] (on a blocking thread, unless it is brief), has the form
 //! compiled, starts a [`ChatStream`] and writes what comes out of it, in its own words: pieces of thoughts, of text and of
 //! calls, the end of each choice, and the totals. Templates, formats of calls and grammars stay behind this seam.
 

@@ -98,6 +98,8 @@ async fn serve(args: Box<ServeArgs>) -> Result<()> {
         outcome
     };
     let (served, outcome) = tokio::join!(server, control);
+    // Sends what is left; meanwhile this thread hears a second signal.
+    tokio::task::spawn_blocking(move || drop(traces)).await.ok();
     outcome?;
     served.context("the server failed")?;
     Ok(())
