@@ -32,15 +32,6 @@ impl<B: Backend> Runner for ModelRunner<B> {
         Ok(())
     }
 
-    fn run_and_draw(
-        &mut self,
-        step: &[SequenceSlice<'_>],
-        draws: &[RowDraw],
-        logits: &mut LogitsBuffer,
-    ) -> Result<(), RunnerError> {
-        self.run_while(step, draws, logits, &|| true).map(drop)
-    }
-
     fn run_while(
         &mut self,
         step: &[SequenceSlice<'_>],

@@ -157,20 +157,10 @@ pub trait Runner: Send {
     /// `logits` one row for each slice that asks for one, in order, and the hidden states that slices ask for.
     fn run(&mut self, step: &[SequenceSlice<'_>], logits: &mut LogitsBuffer) -> Result<(), RunnerError>;
 
-    /// As [`Runner::run`]; a runner whose logits lie elsewhere may draw tokens there ([`LogitsBuffer::set_drawn`]) and leave out the
-    /// logits of rows that are wanted for nothing else. `draws` ascend by their rows.
-    fn run_and_draw(
-        &mut self,
-        step: &[SequenceSlice<'_>],
-        draws: &[RowDraw],
-        logits: &mut LogitsBuffer,
-    ) -> Result<(), RunnerError> {
-        let _ = draws;
-        self.run(step, logits)
-    }
-
-    /// As [`Runner::run_and_draw`], as long as anybody wants it: a runner that asks in the midst of a step and hears no may leave it
-    /// and return false. Then there need be no logits, and what the step has stored is not read by anyone.
+    /// As [`Runner::run`], as long as anybody wants it: a runner that asks in the midst of a step and hears no may leave it and return
+    /// false. Then there need be no logits, and what the step has stored is not read by anyone. A runner whose logits lie elsewhere
+    /// may draw tokens there ([`LogitsBuffer::set_drawn`]) and leave out the logits of rows that are wanted for nothing else. `draws`
+    /// ascend by their rows.
     fn run_while(
         &mut self,
         step: &[SequenceSlice<'_>],
@@ -178,8 +168,8 @@ pub trait Runner: Send {
         logits: &mut LogitsBuffer,
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<bool, RunnerError> {
-        let _ = is_wanted;
-        self.run_and_draw(step, draws, logits)?;
+        let _ = (draws, is_wanted);
+        self.run(step, logits)?;
         Ok(true)
     }
 

@@ -36,17 +36,18 @@ impl<R: Runner> Runner for Recorder<R> {
     }
 
     /// All logits are kept to look at, and what can be drawn is.
-    fn run_and_draw(
+    fn run_while(
         &mut self,
         step: &[SequenceSlice<'_>],
         draws: &[RowDraw],
         logits: &mut LogitsBuffer,
-    ) -> Result<(), RunnerError> {
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<bool, RunnerError> {
         std::thread::sleep(self.delay);
         let draws: Vec<RowDraw> = draws.iter().map(|draw| RowDraw { keeps_logits: true, ..*draw }).collect();
-        self.runner.run_and_draw(step, &draws, logits)?;
+        let is_done = self.runner.run_while(step, &draws, logits, is_wanted)?;
         self.note(logits);
-        Ok(())
+        Ok(is_done)
     }
 
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), RunnerError> {
