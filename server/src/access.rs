@@ -207,7 +207,8 @@ pub(crate) async fn check(State(state): State<ServerState>, request: Request, ne
             let (parts, body) = request.into_parts();
             // A connection too many does not stay for long.
             let is_crowded = parts.extensions.get::<Crowded>().is_some();
-            body::linger(&parts.headers, body, if is_crowded { CROWDED_PATIENCE } else { state.timeouts().body_pause });
+            let patience = if is_crowded { CROWDED_PATIENCE } else { state.timeouts().body_pause };
+            body::linger(&parts.headers, body, state.work(), patience);
             *refusal
         }
     }

@@ -15,55 +15,71 @@ use tokio_stream::StreamExt;
 use crate::errors::ApiError;
 use crate::limits::{BRIEF_BODY_BYTES, MAX_BODY_BYTES, MAX_JSON_VALUES};
 use crate::timeouts::Timeouts;
-use crate::work::HeldBytes;
+use crate::work::{HeldBytes, Pace, Work};
 
 /// What is read at most of a body that is not used.
 const MAX_FORGOTTEN_BYTES: usize = 2 * MAX_BODY_BYTES;
 
-/// The pause behind each piece of a body that is not used: what is thrown away shall not take the processor from those who are
-/// served.
-const FORGETTING_PAUSE: Duration = Duration::from_millis(1);
-
-/// Behind so many bytes of a body that is used there is a pause too: with several large ones at once the processor would be theirs
-/// for many milliseconds.
-const PIECE_BYTES: usize = 1 << 20;
-const PIECE_PAUSE: Duration = Duration::from_millis(1);
+/// So many bytes of a body go back to the system at once: to unmap 32 MiB takes 4 ms.
+const RETURNED_BYTES: usize = 1 << 20;
+const RETURNING_PAUSE: Duration = Duration::from_millis(1);
 
 /// Reads the body whole, on the account `held`.
 pub(crate) async fn read(
     headers: &HeaderMap,
     body: Body,
     timeouts: &Timeouts,
+    work: &Work,
     held: &mut HeldBytes,
 ) -> Result<Bytes, ApiError> {
     let declared =
         headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()).and_then(|v| v.parse::<u64>().ok());
     let max = held.max();
     if declared.is_some_and(|len| len > max as u64) {
-        linger(headers, body, timeouts.body_pause);
+        linger(headers, body, work, timeouts.body_pause);
         return Err(ApiError::body_too_large(max));
     }
     let deadline = Instant::now() + timeouts.body_total;
     let mut chunks = body.into_data_stream();
-    let mut read = Vec::new();
+    let mut read = Reading(Vec::new());
+    let mut pace = work.reading();
     loop {
         let next = timeout_at(deadline.min(Instant::now() + timeouts.body_pause), chunks.next());
         let chunk = match next.await {
             Err(_) => return Err(ApiError::body_timeout()),
-            Ok(None) => return Ok(read.into()),
+            Ok(None) => return Ok(std::mem::take(&mut read.0).into()),
             Ok(Some(Err(_))) => return Err(ApiError::malformed("the request body broke off").closing()),
             Ok(Some(Ok(chunk))) => chunk,
         };
-        let len = read.len() + chunk.len();
+        let len = read.0.len() + chunk.len();
         let fits = if len > max { Err(ApiError::body_too_large(max)) } else { held.grow(len) };
         if let Err(refused) = fits {
-            tokio::spawn(forget(chunks, timeouts.body_pause));
+            tokio::spawn(forget(chunks, work.forgetting(), timeouts.body_pause));
             return Err(refused);
         }
-        if read.len() / PIECE_BYTES < len / PIECE_BYTES {
-            tokio::time::sleep(PIECE_PAUSE).await;
+        read.0.extend_from_slice(&chunk);
+        pace.after(chunk.len()).await;
+    }
+}
+
+/// What has been read of a body. Where it breaks off, or is refused, it is given back a piece after the other: the thread that
+/// drops it serves the other clients too.
+struct Reading(Vec<u8>);
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        if self.0.capacity() > RETURNED_BYTES {
+            runtime.spawn(give_back(std::mem::take(&mut self.0)));
         }
-        read.extend_from_slice(&chunk);
+    }
+}
+
+async fn give_back(mut bytes: Vec<u8>) {
+    while let Some(kept) = bytes.capacity().checked_sub(RETURNED_BYTES) {
+        bytes.truncate(kept);
+        bytes.shrink_to(kept);
+        tokio::time::sleep(RETURNING_PAUSE).await;
     }
 }
 
@@ -77,14 +93,14 @@ pub(crate) fn is_brief(body: &[u8]) -> bool {
 
 /// Reads and forgets a body that nobody needs, for so long at most, while its request is answered. A connection that is closed
 /// over unread bytes is reset, and the client, which may still be sending, would not get to read the answer.
-pub(crate) fn linger(headers: &HeaderMap, body: Body, patience: Duration) {
+pub(crate) fn linger(headers: &HeaderMap, body: Body, work: &Work, patience: Duration) {
     // Who waits to be told to go on will not send it.
     if !body.is_end_stream() && !headers.contains_key(header::EXPECT) {
-        tokio::spawn(forget(body.into_data_stream(), patience));
+        tokio::spawn(forget(body.into_data_stream(), work.forgetting(), patience));
     }
 }
 
-async fn forget(mut chunks: BodyDataStream, patience: Duration) {
+async fn forget(mut chunks: BodyDataStream, mut pace: Pace, patience: Duration) {
     let deadline = Instant::now() + patience;
     let mut total = 0;
     while let Ok(Some(Ok(chunk))) = timeout_at(deadline, chunks.next()).await {
@@ -92,7 +108,7 @@ async fn forget(mut chunks: BodyDataStream, patience: Duration) {
         if total > MAX_FORGOTTEN_BYTES {
             break;
         }
-        tokio::time::sleep(FORGETTING_PAUSE).await;
+        pace.after(chunk.len()).await;
     }
 }
 

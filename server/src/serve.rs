@@ -96,7 +96,7 @@ async fn method_not_allowed(
 /// Forgets the body of a request that is refused.
 fn linger(request: Request, state: &ServerState) {
     let (parts, body) = request.into_parts();
-    body::linger(&parts.headers, body, state.timeouts().body_pause);
+    body::linger(&parts.headers, body, state.work(), state.timeouts().body_pause);
 }
 
 /// Serves `app(state)` on `socket` until `shutdown` completes and the requests that run then are answered. Where the socket is one

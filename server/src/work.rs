@@ -13,9 +13,21 @@ use crate::limits::{MAX_BODY_BYTES, MAX_COMPILING, MAX_HELD_BYTES, SMALL_BODY_BY
 /// How long a request waits until its grammar may be compiled.
 const COMPILE_PATIENCE: Duration = Duration::from_secs(10);
 
+/// Behind so many bytes of a body there is a pause. The system's work for them is done by whoever reads them, the sender's for
+/// the next ones too: with several large bodies at once a core would be theirs for many milliseconds.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// The pause where the body is used: 128 MiB/s.
+const READING_PAUSE: Duration = Duration::from_millis(2);
+
+/// The pause where it is thrown away: 64 MiB/s.
+const FORGETTING_PAUSE: Duration = Duration::from_millis(4);
+
 /// What a server does besides computing, under way now.
 #[derive(Debug)]
 pub(crate) struct Work {
+    read_pieces: Arc<Semaphore>,
+    forgotten_pieces: Arc<Semaphore>,
     large_bodies: Arc<Semaphore>,
     grammars: Arc<Semaphore>,
     answers: Arc<Semaphore>,
@@ -33,6 +45,8 @@ impl Work {
     /// None yet; bodies may have `max_body` bytes each.
     pub(crate) fn new(max_body: usize) -> Self {
         Self {
+            read_pieces: Arc::new(Semaphore::new(1)),
+            forgotten_pieces: Arc::new(Semaphore::new(1)),
             large_bodies: Arc::new(Semaphore::new(1)),
             grammars: Arc::new(Semaphore::new(MAX_COMPILING)),
             answers: Arc::new(Semaphore::new(1)),
@@ -70,9 +84,39 @@ impl Work {
         blocking(turn(&self.answers).await, || Ok(work())).await
     }
 
+    /// The pace at which a body comes in that is used.
+    pub(crate) fn reading(&self) -> Pace {
+        Pace { turns: Arc::clone(&self.read_pieces), pause: READING_PAUSE, bytes: 0 }
+    }
+
+    /// The pace at which a body comes in that is thrown away.
+    pub(crate) fn forgetting(&self) -> Pace {
+        Pace { turns: Arc::clone(&self.forgotten_pieces), pause: FORGETTING_PAUSE, bytes: 0 }
+    }
+
     /// An account of one body's bytes.
     pub(crate) fn hold(&self) -> HeldBytes {
         HeldBytes { all: Arc::clone(&self.held_bytes), own: 0, max: self.max_body }
+    }
+}
+
+/// How fast one body comes in. Large ones share the speed, however many there are; small ones take none of it.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    turns: Arc<Semaphore>,
+    pause: Duration,
+    bytes: usize,
+}
+
+impl Pace {
+    /// Waits behind the bytes that have come, `len` more of them.
+    pub(crate) async fn after(&mut self, len: usize) {
+        self.bytes += len;
+        while self.bytes > PIECE_BYTES {
+            self.bytes -= PIECE_BYTES;
+            let _turn = turn(&self.turns).await;
+            tokio::time::sleep(self.pause).await;
+        }
     }
 }
 
@@ -198,6 +242,23 @@ mod tests {
         }
         drop(opener);
         tokio::time::timeout(PATIENCE, second).await.expect("its turn comes").unwrap();
+    }
+
+    #[tokio::test]
+    async fn large_bodies_share_a_pace_and_small_ones_are_not_held_up() {
+        let work = Work::default();
+        let begin = std::time::Instant::now();
+        let large = |mut pace: Pace| tokio::spawn(async move { pace.after(10 * PIECE_BYTES + 1).await });
+        let bodies = [large(work.reading()), large(work.reading())];
+        tokio::task::yield_now().await;
+        let turns = work.read_pieces.available_permits() + work.forgotten_pieces.available_permits();
+        assert_eq!(turns, 1, "one is read, and what is thrown away has a turn of its own");
+        work.reading().after(PIECE_BYTES).await;
+        assert_eq!(work.read_pieces.available_permits(), 0, "a small one waits for nobody");
+        for body in bodies {
+            body.await.unwrap();
+        }
+        assert!(begin.elapsed() >= 20 * READING_PAUSE, "one after another: {:?}", begin.elapsed());
     }
 
     #[test]

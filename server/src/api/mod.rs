@@ -50,11 +50,11 @@ struct Received {
 /// Reads the body of a request that is about a model. While the server loads or stops it is forgotten.
 async fn receive(state: &ServerState, headers: &HeaderMap, body: Body) -> Result<Received, ApiError> {
     if let Err(refused) = state.check_open() {
-        body::linger(headers, body, state.timeouts().body_pause);
+        body::linger(headers, body, state.work(), state.timeouts().body_pause);
         return Err(refused);
     }
     let mut held = state.work().hold();
-    let body = body::read(headers, body, state.timeouts(), &mut held).await?;
+    let body = body::read(headers, body, state.timeouts(), state.work(), &mut held).await?;
     let begin = Instant::now();
     // Counted first and asked again second: a request that is admitted here is waited for when the server stops.
     let active = state.begin();
