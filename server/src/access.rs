@@ -8,6 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use axum::extract::{Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -189,6 +190,12 @@ const CROWDED_PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Crowded;
 
+/// How long the body of a request that is refused is read on. A connection too many does not stay for long.
+pub(crate) fn patience(parts: &Parts, state: &ServerState) -> Duration {
+    let is_crowded = parts.extensions.get::<Crowded>().is_some();
+    if is_crowded { CROWDED_PATIENCE } else { state.timeouts().body_pause }
+}
+
 /// Lets a request through that may be answered: its path is open, or it calls the server by one of its names, its key is right,
 /// there is room, and the key has requests left.
 pub(crate) async fn check(State(state): State<ServerState>, request: Request, next: Next) -> Response {
@@ -205,10 +212,7 @@ pub(crate) async fn check(State(state): State<ServerState>, request: Request, ne
         }
         Err(refusal) => {
             let (parts, body) = request.into_parts();
-            // A connection too many does not stay for long.
-            let is_crowded = parts.extensions.get::<Crowded>().is_some();
-            let patience = if is_crowded { CROWDED_PATIENCE } else { state.timeouts().body_pause };
-            body::linger(&parts.headers, body, state.work(), patience);
+            body::linger(&parts.headers, body, state.work(), patience(&parts, &state));
             *refusal
         }
     }

@@ -15,14 +15,13 @@ use tokio_stream::StreamExt;
 use crate::errors::ApiError;
 use crate::limits::{BRIEF_BODY_BYTES, MAX_BODY_BYTES, MAX_JSON_VALUES};
 use crate::timeouts::Timeouts;
-use crate::work::{HeldBytes, Pace, Work};
+use crate::work::{HeldBytes, Pace, Returning, Work};
 
 /// What is read at most of a body that is not used.
 const MAX_FORGOTTEN_BYTES: usize = 2 * MAX_BODY_BYTES;
 
 /// So many bytes of a body go back to the system at once: to unmap 32 MiB takes 4 ms.
 const RETURNED_BYTES: usize = 1 << 20;
-const RETURNING_PAUSE: Duration = Duration::from_millis(1);
 
 /// Reads the body whole, on the account `held`.
 pub(crate) async fn read(
@@ -41,45 +40,59 @@ pub(crate) async fn read(
     }
     let deadline = Instant::now() + timeouts.body_total;
     let mut chunks = body.into_data_stream();
-    let mut read = Reading(Vec::new());
+    let mut read = ReadBytes { bytes: Vec::new(), returning: work.returning() };
     let mut pace = work.reading();
     loop {
         let next = timeout_at(deadline.min(Instant::now() + timeouts.body_pause), chunks.next());
         let chunk = match next.await {
             Err(_) => return Err(ApiError::body_timeout()),
-            Ok(None) => return Ok(std::mem::take(&mut read.0).into()),
+            Ok(None) => return Ok(Bytes::from_owner(read)),
+            // More of it may always be there.
+            Ok(Some(_)) if Instant::now() > deadline => return Err(ApiError::body_timeout()),
             Ok(Some(Err(_))) => return Err(ApiError::malformed("the request body broke off").closing()),
             Ok(Some(Ok(chunk))) => chunk,
         };
-        let len = read.0.len() + chunk.len();
+        let len = read.bytes.len() + chunk.len();
         let fits = if len > max { Err(ApiError::body_too_large(max)) } else { held.grow(len) };
         if let Err(refused) = fits {
             tokio::spawn(forget(chunks, work.forgetting(), timeouts.body_pause));
             return Err(refused);
         }
-        read.0.extend_from_slice(&chunk);
-        pace.after(chunk.len()).await;
+        read.bytes.extend_from_slice(&chunk);
+        let len = chunk.len();
+        drop(chunk);
+        pace.after(len).await;
     }
 }
 
-/// What has been read of a body. Where it breaks off, or is refused, it is given back a piece after the other: the thread that
-/// drops it serves the other clients too.
-struct Reading(Vec<u8>);
+/// What has been read of a body. A large one is given back a piece after the other: whoever drops it may serve the other clients too.
+struct ReadBytes {
+    bytes: Vec<u8>,
+    returning: Returning,
+}
 
-impl Drop for Reading {
+impl AsRef<[u8]> for ReadBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for ReadBytes {
     fn drop(&mut self) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        if self.0.capacity() > RETURNED_BYTES {
-            runtime.spawn(give_back(std::mem::take(&mut self.0)));
+        if self.bytes.capacity() > RETURNED_BYTES {
+            runtime.spawn(give_back(std::mem::take(&mut self.bytes), self.returning.clone()));
         }
     }
 }
 
-async fn give_back(mut bytes: Vec<u8>) {
+async fn give_back(mut bytes: Vec<u8>, returning: Returning) {
     while let Some(kept) = bytes.capacity().checked_sub(RETURNED_BYTES) {
-        bytes.truncate(kept);
-        bytes.shrink_to(kept);
-        tokio::time::sleep(RETURNING_PAUSE).await;
+        let shrink = || {
+            bytes.truncate(kept);
+            bytes.shrink_to(kept);
+        };
+        returning.piece(shrink).await;
     }
 }
 
@@ -104,11 +117,14 @@ async fn forget(mut chunks: BodyDataStream, mut pace: Pace, patience: Duration) 
     let deadline = Instant::now() + patience;
     let mut total = 0;
     while let Ok(Some(Ok(chunk))) = timeout_at(deadline, chunks.next()).await {
-        total += chunk.len();
-        if total > MAX_FORGOTTEN_BYTES {
+        let len = chunk.len();
+        drop(chunk);
+        total += len;
+        // More of it may always be there.
+        if total > MAX_FORGOTTEN_BYTES || Instant::now() > deadline {
             break;
         }
-        pace.after(chunk.len()).await;
+        pace.after(len).await;
     }
 }
 
@@ -202,6 +218,24 @@ mod tests {
         let error = parse_object(text).expect_err("should be refused");
         assert_eq!(error.status(), 400);
         error.message().to_owned()
+    }
+
+    #[tokio::test]
+    async fn what_was_read_of_a_large_body_is_given_back_to_its_end() {
+        let returning = Work::default().returning();
+        for bytes in [0, RETURNED_BYTES - 1, RETURNED_BYTES, 3 * RETURNED_BYTES + 1] {
+            let given_back = give_back(vec![1; bytes], returning.clone());
+            tokio::time::timeout(Duration::from_secs(10), given_back).await.expect("it comes to an end");
+        }
+        let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+        let held = |len| Bytes::from_owner(ReadBytes { bytes: vec![1; len], returning: returning.clone() });
+        drop(held(RETURNED_BYTES));
+        assert_eq!(tasks(), 0, "a small one at once");
+        drop(held(RETURNED_BYTES + 1));
+        assert_eq!(tasks(), 1, "a large one by a task");
+        while tasks() > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 
     #[test]

@@ -44,6 +44,10 @@ use crate::web;
 /// How long headers may take where there is no room for the connection.
 const CROWDED_HEADER_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Bytes of a connection that are read at once; the smallest buffer that has room for most headers, and few enough that thousands of
+/// clients who send for ever take hundreds of MiB and not thousands.
+const BUFFER_BYTES: usize = 128 << 10;
+
 /// The routes of the API, which are rows of `routes`, the page, and who may ask for them.
 pub fn app(state: ServerState) -> Router {
     let rows = routes().into_iter();
@@ -96,7 +100,7 @@ async fn method_not_allowed(
 /// Forgets the body of a request that is refused.
 fn linger(request: Request, state: &ServerState) {
     let (parts, body) = request.into_parts();
-    body::linger(&parts.headers, body, state.work(), state.timeouts().body_pause);
+    body::linger(&parts.headers, body, state.work(), access::patience(&parts, state));
 }
 
 /// Serves `app(state)` on `socket` until `shutdown` completes and the requests that run then are answered. Where the socket is one
@@ -244,6 +248,7 @@ impl Door {
             .timer(TokioTimer::new())
             .header_read_timeout(header)
             .max_header_size(config.max_header_bytes)
+            .max_buf_size(BUFFER_BYTES.max(2 * config.max_header_bytes))
             .keep_alive(keep_alive && !is_crowded);
         // Any other number takes memory from the heap for each request.
         if config.max_headers != MAX_HEADERS {

@@ -13,21 +13,30 @@ use crate::limits::{MAX_BODY_BYTES, MAX_COMPILING, MAX_HELD_BYTES, SMALL_BODY_BY
 /// How long a request waits until its grammar may be compiled.
 const COMPILE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Behind so many bytes of a body there is a pause. The system's work for them is done by whoever reads them, the sender's for
-/// the next ones too: with several large bodies at once a core would be theirs for many milliseconds.
-const PIECE_BYTES: usize = 256 << 10;
+/// A body takes a pause once so many bytes of it have come, and behind each as many. The system's work for them is done by whoever
+/// reads them, the sender's for the next ones too: with several large bodies at once a core would be theirs for many milliseconds.
+const PIECE_BYTES: usize = 128 << 10;
 
-/// The pause where the body is used: 128 MiB/s.
-const READING_PAUSE: Duration = Duration::from_millis(2);
+/// What a chunk counts for at least: to receive a byte alone takes as long.
+const CHUNK_BYTES: usize = 4 << 10;
 
-/// The pause where it is thrown away: 64 MiB/s.
-const FORGETTING_PAUSE: Duration = Duration::from_millis(4);
+/// Bytes a millisecond of all bodies together that are used, and of those that are thrown away.
+const READING_SPEED: usize = 128 << 10;
+const FORGETTING_SPEED: usize = 64 << 10;
+
+/// The longest pause, however many bodies come. A client that has sent its last byte and waits is taken for gone when nothing is read
+/// from it for longer; and what it sent stays in memory meanwhile, also when it has left.
+const LONGEST_PAUSE: Duration = Duration::from_millis(30);
+
+/// Behind each piece of memory that goes back to the system.
+const RETURNING_PAUSE: Duration = Duration::from_millis(1);
 
 /// What a server does besides computing, under way now.
 #[derive(Debug)]
 pub(crate) struct Work {
-    read_pieces: Arc<Semaphore>,
-    forgotten_pieces: Arc<Semaphore>,
+    reading: Arc<AtomicUsize>,
+    forgetting: Arc<AtomicUsize>,
+    returning: Arc<Semaphore>,
     large_bodies: Arc<Semaphore>,
     grammars: Arc<Semaphore>,
     answers: Arc<Semaphore>,
@@ -45,8 +54,9 @@ impl Work {
     /// None yet; bodies may have `max_body` bytes each.
     pub(crate) fn new(max_body: usize) -> Self {
         Self {
-            read_pieces: Arc::new(Semaphore::new(1)),
-            forgotten_pieces: Arc::new(Semaphore::new(1)),
+            reading: Arc::default(),
+            forgetting: Arc::default(),
+            returning: Arc::new(Semaphore::new(1)),
             large_bodies: Arc::new(Semaphore::new(1)),
             grammars: Arc::new(Semaphore::new(MAX_COMPILING)),
             answers: Arc::new(Semaphore::new(1)),
@@ -84,14 +94,19 @@ impl Work {
         blocking(turn(&self.answers).await, || Ok(work())).await
     }
 
-    /// The pace at which a body comes in that is used.
+    /// The pace at which a body comes in that is used; a short one is not held up.
     pub(crate) fn reading(&self) -> Pace {
-        Pace { turns: Arc::clone(&self.read_pieces), pause: READING_PAUSE, bytes: 0 }
+        Pace { all: Arc::clone(&self.reading), speed: READING_SPEED, is_counted: false, bytes: 0 }
     }
 
     /// The pace at which a body comes in that is thrown away.
     pub(crate) fn forgetting(&self) -> Pace {
-        Pace { turns: Arc::clone(&self.forgotten_pieces), pause: FORGETTING_PAUSE, bytes: 0 }
+        Pace { all: Arc::clone(&self.forgetting), speed: FORGETTING_SPEED, is_counted: false, bytes: 0 }
+    }
+
+    /// The turns of those that give memory back.
+    pub(crate) fn returning(&self) -> Returning {
+        Returning(Arc::clone(&self.returning))
     }
 
     /// An account of one body's bytes.
@@ -100,23 +115,59 @@ impl Work {
     }
 }
 
-/// How fast one body comes in. Large ones share the speed, however many there are; small ones take none of it.
+/// How fast one body comes in. Large ones share the speed.
 #[derive(Debug)]
 pub(crate) struct Pace {
-    turns: Arc<Semaphore>,
-    pause: Duration,
+    /// How many large ones there are.
+    all: Arc<AtomicUsize>,
+    speed: usize,
+    is_counted: bool,
+    /// Since the last pause.
     bytes: usize,
 }
 
 impl Pace {
-    /// Waits behind the bytes that have come, `len` more of them.
+    /// Waits behind a chunk of `len` bytes, or one of the next.
     pub(crate) async fn after(&mut self, len: usize) {
-        self.bytes += len;
-        while self.bytes > PIECE_BYTES {
-            self.bytes -= PIECE_BYTES;
-            let _turn = turn(&self.turns).await;
-            tokio::time::sleep(self.pause).await;
+        if let Some(pause) = self.pause(len) {
+            tokio::time::sleep(pause).await;
         }
+    }
+
+    fn pause(&mut self, len: usize) -> Option<Duration> {
+        self.bytes += len.max(CHUNK_BYTES);
+        if self.bytes <= PIECE_BYTES {
+            return None;
+        }
+        let others = if self.is_counted {
+            self.all.load(Ordering::Relaxed) - 1
+        } else {
+            self.is_counted = true;
+            self.all.fetch_add(1, Ordering::Relaxed)
+        };
+        let pause = Duration::from_millis(((others + 1) * std::mem::take(&mut self.bytes) / self.speed) as u64);
+        Some(pause.min(LONGEST_PAUSE))
+    }
+}
+
+impl Drop for Pace {
+    fn drop(&mut self) {
+        if self.is_counted {
+            self.all.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The turns of those that give memory back to the system, which takes 0.1 ms a MiB.
+#[derive(Clone, Debug)]
+pub(crate) struct Returning(Arc<Semaphore>);
+
+impl Returning {
+    /// Gives back a piece, and waits a little.
+    pub(crate) async fn piece(&self, give_back: impl FnOnce()) {
+        let _turn = turn(&self.0).await;
+        give_back();
+        tokio::time::sleep(RETURNING_PAUSE).await;
     }
 }
 
@@ -244,21 +295,21 @@ mod tests {
         tokio::time::timeout(PATIENCE, second).await.expect("its turn comes").unwrap();
     }
 
-    #[tokio::test]
-    async fn large_bodies_share_a_pace_and_small_ones_are_not_held_up() {
+    #[test]
+    fn large_bodies_share_a_pace_and_short_ones_are_not_held_up() {
         let work = Work::default();
-        let begin = std::time::Instant::now();
-        let large = |mut pace: Pace| tokio::spawn(async move { pace.after(10 * PIECE_BYTES + 1).await });
-        let bodies = [large(work.reading()), large(work.reading())];
-        tokio::task::yield_now().await;
-        let turns = work.read_pieces.available_permits() + work.forgotten_pieces.available_permits();
-        assert_eq!(turns, 1, "one is read, and what is thrown away has a turn of its own");
-        work.reading().after(PIECE_BYTES).await;
-        assert_eq!(work.read_pieces.available_permits(), 0, "a small one waits for nobody");
-        for body in bodies {
-            body.await.unwrap();
-        }
-        assert!(begin.elapsed() >= 20 * READING_PAUSE, "one after another: {:?}", begin.elapsed());
+        let (mut first, mut second, mut refused) = (work.reading(), work.reading(), work.forgetting());
+        let ms = Duration::from_millis;
+        assert_eq!(first.pause(PIECE_BYTES), None);
+        assert_eq!(first.pause(PIECE_BYTES), Some(ms(2)), "what came before counts too");
+        assert_eq!(second.pause(4 * PIECE_BYTES), Some(ms(8)), "half the speed each");
+        assert_eq!(first.pause(2 * PIECE_BYTES), Some(ms(4)));
+        assert_eq!(refused.pause(2 * PIECE_BYTES), Some(ms(4)), "beside the others");
+        drop(second);
+        assert_eq!(first.pause(2 * PIECE_BYTES), Some(ms(2)), "the whole speed again");
+        assert_eq!(first.pause(1000 * PIECE_BYTES), Some(LONGEST_PAUSE));
+        let tiny = (0..).find(|_| first.pause(1).is_some());
+        assert_eq!(tiny, Some(PIECE_BYTES / CHUNK_BYTES), "chunks of a byte are no bytes");
     }
 
     #[test]

@@ -349,6 +349,27 @@ def _(t):
     equal(answered(talk(t.url, post(b"", length=100 << 20), seconds=10), {413}, "a body of 100 MB that is announced"), [413], "statuses")
 
 
+@attack("bodies_to_nowhere")
+def _(t):
+    # Much that nobody asked for, by those who leave before it is thrown away.
+    head = post(b"", path="/nowhere", length=100 << 20)
+
+    def one(_):
+        for _ in range(5):
+            with connect(t.url) as sock, contextlib.suppress(ConnectionError, TimeoutError):
+                sock.sendall(head + b" " * (1 << 20))
+    in_threads(4, one)
+
+
+@attack("tiny_chunks_to_nowhere")
+def _(t):
+    head = post(b"", path="/nowhere", headers=CLOSING).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+
+    def one(_):
+        answered(talk(t.url, head + b"1\r\na\r\n" * 100_000 + b"0\r\n\r\n", seconds=5), {0, 404}, "a body of 100,000 chunks")
+    in_threads(4, one)
+
+
 @attack("many_headers")
 def _(t):
     headers = "".join(f"X-H{index}: a\r\n" for index in range(10_000))
