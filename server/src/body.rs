@@ -15,13 +15,16 @@ use tokio_stream::StreamExt;
 use crate::errors::ApiError;
 use crate::limits::{BRIEF_BODY_BYTES, MAX_BODY_BYTES, MAX_JSON_VALUES};
 use crate::timeouts::Timeouts;
-use crate::work::{HeldBytes, Pace, Returning, Work};
+use crate::work::{HeldBytes, Pace, ReturnedBytes, Returning, Work};
 
 /// What is read at most of a body that is not used.
 const MAX_FORGOTTEN_BYTES: usize = 2 * MAX_BODY_BYTES;
 
 /// So many bytes of a body go back to the system at once: to unmap 32 MiB takes 4 ms.
 const RETURNED_BYTES: usize = 1 << 20;
+
+/// How long a body is read on whose time is over.
+const LATE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Reads the body whole, on the account `held`.
 pub(crate) async fn read(
@@ -48,7 +51,10 @@ pub(crate) async fn read(
             Err(_) => return Err(ApiError::body_timeout()),
             Ok(None) => return Ok(Bytes::from_owner(read)),
             // More of it may always be there.
-            Ok(Some(_)) if Instant::now() > deadline => return Err(ApiError::body_timeout()),
+            Ok(Some(_)) if Instant::now() > deadline => {
+                tokio::spawn(forget(chunks, work.forgetting(), LATE_PATIENCE));
+                return Err(ApiError::body_timeout());
+            }
             Ok(Some(Err(_))) => return Err(ApiError::malformed("the request body broke off").closing()),
             Ok(Some(Ok(chunk))) => chunk,
         };
@@ -61,7 +67,10 @@ pub(crate) async fn read(
         read.bytes.extend_from_slice(&chunk);
         let len = chunk.len();
         drop(chunk);
-        pace.after(len).await;
+        // All that was announced is here.
+        if declared != Some(read.bytes.len() as u64) {
+            pace.after(len).await;
+        }
     }
 }
 
@@ -81,18 +90,19 @@ impl Drop for ReadBytes {
     fn drop(&mut self) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         if self.bytes.capacity() > RETURNED_BYTES {
-            runtime.spawn(give_back(std::mem::take(&mut self.bytes), self.returning.clone()));
+            let going = self.returning.account(self.bytes.capacity());
+            runtime.spawn(give_back(std::mem::take(&mut self.bytes), going));
         }
     }
 }
 
-async fn give_back(mut bytes: Vec<u8>, returning: Returning) {
+async fn give_back(mut bytes: Vec<u8>, mut going: ReturnedBytes) {
     while let Some(kept) = bytes.capacity().checked_sub(RETURNED_BYTES) {
         let shrink = || {
             bytes.truncate(kept);
             bytes.shrink_to(kept);
         };
-        returning.piece(shrink).await;
+        going.piece(kept, shrink).await;
     }
 }
 
@@ -224,7 +234,7 @@ mod tests {
     async fn what_was_read_of_a_large_body_is_given_back_to_its_end() {
         let returning = Work::default().returning();
         for bytes in [0, RETURNED_BYTES - 1, RETURNED_BYTES, 3 * RETURNED_BYTES + 1] {
-            let given_back = give_back(vec![1; bytes], returning.clone());
+            let given_back = give_back(vec![1; bytes], returning.account(bytes));
             tokio::time::timeout(Duration::from_secs(10), given_back).await.expect("it comes to an end");
         }
         let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();

@@ -13,12 +13,12 @@ use crate::limits::{MAX_BODY_BYTES, MAX_COMPILING, MAX_HELD_BYTES, SMALL_BODY_BY
 /// How long a request waits until its grammar may be compiled.
 const COMPILE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// A body takes a pause once so many bytes of it have come, and behind each as many. The system's work for them is done by whoever
-/// reads them, the sender's for the next ones too: with several large bodies at once a core would be theirs for many milliseconds.
+/// Behind so many bytes of a body there is a pause. The system's work for them is done by whoever reads them, the sender's for the
+/// next ones too: with several large bodies at once a core would be theirs for many milliseconds.
 const PIECE_BYTES: usize = 128 << 10;
 
 /// What a chunk counts for at least: to receive a byte alone takes as long.
-const CHUNK_BYTES: usize = 4 << 10;
+const CHUNK_BYTES: usize = 1 << 10;
 
 /// Bytes a millisecond of all bodies together that are used, and of those that are thrown away.
 const READING_SPEED: usize = 128 << 10;
@@ -96,17 +96,17 @@ impl Work {
 
     /// The pace at which a body comes in that is used; a short one is not held up.
     pub(crate) fn reading(&self) -> Pace {
-        Pace { all: Arc::clone(&self.reading), speed: READING_SPEED, is_counted: false, bytes: 0 }
+        Pace { pausing: Arc::clone(&self.reading), speed: READING_SPEED, bytes: 0 }
     }
 
     /// The pace at which a body comes in that is thrown away.
     pub(crate) fn forgetting(&self) -> Pace {
-        Pace { all: Arc::clone(&self.forgetting), speed: FORGETTING_SPEED, is_counted: false, bytes: 0 }
+        Pace { pausing: Arc::clone(&self.forgetting), speed: FORGETTING_SPEED, bytes: 0 }
     }
 
-    /// The turns of those that give memory back.
+    /// How memory goes back to the system.
     pub(crate) fn returning(&self) -> Returning {
-        Returning(Arc::clone(&self.returning))
+        Returning { turns: Arc::clone(&self.returning), held: Arc::clone(&self.held_bytes) }
     }
 
     /// An account of one body's bytes.
@@ -115,13 +115,12 @@ impl Work {
     }
 }
 
-/// How fast one body comes in. Large ones share the speed.
+/// How fast one body comes in. Large ones that come at the same time share the speed.
 #[derive(Debug)]
 pub(crate) struct Pace {
-    /// How many large ones there are.
-    all: Arc<AtomicUsize>,
+    /// How many pause.
+    pausing: Arc<AtomicUsize>,
     speed: usize,
-    is_counted: bool,
     /// Since the last pause.
     bytes: usize,
 }
@@ -129,45 +128,70 @@ pub(crate) struct Pace {
 impl Pace {
     /// Waits behind a chunk of `len` bytes, or one of the next.
     pub(crate) async fn after(&mut self, len: usize) {
-        if let Some(pause) = self.pause(len) {
+        if let Some((_pausing, pause)) = self.pause(len) {
             tokio::time::sleep(pause).await;
         }
     }
 
-    fn pause(&mut self, len: usize) -> Option<Duration> {
+    fn pause(&mut self, len: usize) -> Option<(Pausing, Duration)> {
         self.bytes += len.max(CHUNK_BYTES);
-        if self.bytes <= PIECE_BYTES {
+        if self.bytes < PIECE_BYTES {
             return None;
         }
-        let others = if self.is_counted {
-            self.all.load(Ordering::Relaxed) - 1
-        } else {
-            self.is_counted = true;
-            self.all.fetch_add(1, Ordering::Relaxed)
-        };
+        let others = self.pausing.fetch_add(1, Ordering::Relaxed);
+        let pausing = Pausing(Arc::clone(&self.pausing));
         let pause = Duration::from_millis(((others + 1) * std::mem::take(&mut self.bytes) / self.speed) as u64);
-        Some(pause.min(LONGEST_PAUSE))
+        Some((pausing, pause.min(LONGEST_PAUSE)))
     }
 }
 
-impl Drop for Pace {
+/// One that pauses.
+#[derive(Debug)]
+struct Pausing(Arc<AtomicUsize>);
+
+impl Drop for Pausing {
     fn drop(&mut self) {
-        if self.is_counted {
-            self.all.fetch_sub(1, Ordering::Relaxed);
-        }
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// The turns of those that give memory back to the system, which takes 0.1 ms a MiB.
+/// How memory goes back to the system: by pieces, which take 0.1 ms a MiB, one after another.
 #[derive(Clone, Debug)]
-pub(crate) struct Returning(Arc<Semaphore>);
+pub(crate) struct Returning {
+    turns: Arc<Semaphore>,
+    held: Arc<AtomicUsize>,
+}
 
 impl Returning {
-    /// Gives back a piece, and waits a little.
-    pub(crate) async fn piece(&self, give_back: impl FnOnce()) {
-        let _turn = turn(&self.0).await;
+    /// An account of bytes that are going back. As long as they are here they count as held.
+    pub(crate) fn account(&self, bytes: usize) -> ReturnedBytes {
+        self.held.fetch_add(bytes, Ordering::AcqRel);
+        ReturnedBytes { turns: Arc::clone(&self.turns), held: Arc::clone(&self.held), left: bytes }
+    }
+}
+
+/// Bytes that are going back.
+#[derive(Debug)]
+pub(crate) struct ReturnedBytes {
+    turns: Arc<Semaphore>,
+    held: Arc<AtomicUsize>,
+    left: usize,
+}
+
+impl ReturnedBytes {
+    /// Gives back a piece, after which there are `left` bytes, and waits a little.
+    pub(crate) async fn piece(&mut self, left: usize, give_back: impl FnOnce()) {
+        let _turn = turn(&self.turns).await;
         give_back();
+        self.held.fetch_sub(self.left - left, Ordering::AcqRel);
+        self.left = left;
         tokio::time::sleep(RETURNING_PAUSE).await;
+    }
+}
+
+impl Drop for ReturnedBytes {
+    fn drop(&mut self) {
+        self.held.fetch_sub(self.left, Ordering::AcqRel);
     }
 }
 
@@ -300,16 +324,28 @@ mod tests {
         let work = Work::default();
         let (mut first, mut second, mut refused) = (work.reading(), work.reading(), work.forgetting());
         let ms = Duration::from_millis;
-        assert_eq!(first.pause(PIECE_BYTES), None);
-        assert_eq!(first.pause(PIECE_BYTES), Some(ms(2)), "what came before counts too");
-        assert_eq!(second.pause(4 * PIECE_BYTES), Some(ms(8)), "half the speed each");
-        assert_eq!(first.pause(2 * PIECE_BYTES), Some(ms(4)));
-        assert_eq!(refused.pause(2 * PIECE_BYTES), Some(ms(4)), "beside the others");
-        drop(second);
-        assert_eq!(first.pause(2 * PIECE_BYTES), Some(ms(2)), "the whole speed again");
-        assert_eq!(first.pause(1000 * PIECE_BYTES), Some(LONGEST_PAUSE));
-        let tiny = (0..).find(|_| first.pause(1).is_some());
+        let of = |pause: &Option<(Pausing, Duration)>| pause.as_ref().map(|(_, pause)| *pause);
+        assert_eq!(of(&first.pause(PIECE_BYTES - 1)), None);
+        let pausing = first.pause(PIECE_BYTES + 1);
+        assert_eq!(of(&pausing), Some(ms(2)), "what came before counts too");
+        assert_eq!(of(&second.pause(4 * PIECE_BYTES)), Some(ms(8)), "half the speed each");
+        assert_eq!(of(&refused.pause(2 * PIECE_BYTES)), Some(ms(4)), "beside those that are used");
+        drop(pausing);
+        assert_eq!(of(&second.pause(2 * PIECE_BYTES)), Some(ms(2)), "who does not pause does not count");
+        assert_eq!(of(&second.pause(1000 * PIECE_BYTES)), Some(LONGEST_PAUSE));
+        let tiny = (1..).find(|_| first.pause(1).is_some());
         assert_eq!(tiny, Some(PIECE_BYTES / CHUNK_BYTES), "chunks of a byte are no bytes");
+    }
+
+    #[tokio::test]
+    async fn what_goes_back_counts_as_held_until_it_is_gone() {
+        let work = Work::default();
+        let held = || work.held_bytes.load(Ordering::Acquire);
+        let mut going = work.returning().account(10);
+        going.piece(4, || assert_eq!(held(), 10)).await;
+        assert_eq!(held(), 4);
+        drop(going);
+        assert_eq!(held(), 0);
     }
 
     #[test]
