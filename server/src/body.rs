@@ -243,9 +243,12 @@ mod tests {
         assert_eq!(tasks(), 0, "a small one at once");
         drop(held(RETURNED_BYTES + 1));
         assert_eq!(tasks(), 1, "a large one by a task");
-        while tasks() > 0 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        let ended = async {
+            while tasks() > 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), ended).await.expect("the task comes to an end");
     }
 
     #[test]

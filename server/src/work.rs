@@ -111,7 +111,7 @@ impl Work {
 
     /// An account of one body's bytes.
     pub(crate) fn hold(&self) -> HeldBytes {
-        HeldBytes { all: Arc::clone(&self.held_bytes), own: 0, max: self.max_body }
+        HeldBytes { account: Account { all: Arc::clone(&self.held_bytes), own: 0 }, max: self.max_body }
     }
 }
 
@@ -165,8 +165,9 @@ pub(crate) struct Returning {
 impl Returning {
     /// An account of bytes that are going back. As long as they are here they count as held.
     pub(crate) fn account(&self, bytes: usize) -> ReturnedBytes {
-        self.held.fetch_add(bytes, Ordering::AcqRel);
-        ReturnedBytes { turns: Arc::clone(&self.turns), held: Arc::clone(&self.held), left: bytes }
+        let mut account = Account { all: Arc::clone(&self.held), own: 0 };
+        account.set(bytes);
+        ReturnedBytes { turns: Arc::clone(&self.turns), account }
     }
 }
 
@@ -174,8 +175,7 @@ impl Returning {
 #[derive(Debug)]
 pub(crate) struct ReturnedBytes {
     turns: Arc<Semaphore>,
-    held: Arc<AtomicUsize>,
-    left: usize,
+    account: Account,
 }
 
 impl ReturnedBytes {
@@ -183,23 +183,40 @@ impl ReturnedBytes {
     pub(crate) async fn piece(&mut self, left: usize, give_back: impl FnOnce()) {
         let _turn = turn(&self.turns).await;
         give_back();
-        self.held.fetch_sub(self.left - left, Ordering::AcqRel);
-        self.left = left;
+        self.account.set(left);
         tokio::time::sleep(RETURNING_PAUSE).await;
     }
 }
 
-impl Drop for ReturnedBytes {
+/// One's part of all bytes that are held; taken off when dropped.
+#[derive(Debug)]
+struct Account {
+    all: Arc<AtomicUsize>,
+    own: usize,
+}
+
+impl Account {
+    /// Notes how many bytes it has now; returns those of all.
+    fn set(&mut self, bytes: usize) -> usize {
+        let before = std::mem::replace(&mut self.own, bytes);
+        if bytes >= before {
+            self.all.fetch_add(bytes - before, Ordering::AcqRel) + (bytes - before)
+        } else {
+            self.all.fetch_sub(before - bytes, Ordering::AcqRel) - (before - bytes)
+        }
+    }
+}
+
+impl Drop for Account {
     fn drop(&mut self) {
-        self.held.fetch_sub(self.left, Ordering::AcqRel);
+        self.set(0);
     }
 }
 
 /// Bytes of one body, or of what an answer repeats of it, that are held; given back when dropped.
 #[derive(Debug)]
 pub(crate) struct HeldBytes {
-    all: Arc<AtomicUsize>,
-    own: usize,
+    account: Account,
     max: usize,
 }
 
@@ -211,27 +228,16 @@ impl HeldBytes {
 
     /// Whether there are so many that they share the allowance.
     pub(crate) fn are_many(&self) -> bool {
-        self.own > 0
+        self.account.own > 0
     }
 
     /// Notes that the body has `len` bytes by now. Large bodies share one allowance, so that however many come together, the
     /// memory is enough; small ones always have room.
     pub(crate) fn grow(&mut self, len: usize) -> Result<(), ApiError> {
-        if len <= SMALL_BODY_BYTES {
-            return Ok(());
-        }
-        let more = len - self.own;
-        self.own = len;
-        if self.all.fetch_add(more, Ordering::AcqRel) + more > MAX_HELD_BYTES {
+        if len > SMALL_BODY_BYTES && self.account.set(len) > MAX_HELD_BYTES {
             return Err(ApiError::busy("too many large requests are being read; ask again in a moment"));
         }
         Ok(())
-    }
-}
-
-impl Drop for HeldBytes {
-    fn drop(&mut self) {
-        self.all.fetch_sub(self.own, Ordering::AcqRel);
     }
 }
 
